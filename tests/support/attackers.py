@@ -147,12 +147,10 @@ def dripping(kind: str, target: Address, ends: float, done: Counter[str]) -> Non
         for client, _ in held:
             client.setblocking(False)
             with suppress(BlockingIOError):
-                try:
+                with suppress(ConnectionError):
                     while client.recv(65_536):
                         pass
-                    done["ended"] += 1
-                except ConnectionError:
-                    done["ended"] += 1
+                done["ended"] += 1
 
 
 FLOODS: dict[str, bytes] = {

@@ -14,16 +14,9 @@ import pytest
 from tests.support.programs import program
 
 FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+)  # fmt: skip
 COLOURS: Final = 128
 """Of a saved picture."""
 
@@ -33,8 +26,8 @@ Browse = Callable[..., AbstractContextManager[Any]]
 
 
 @contextmanager
-def browser(width: int = 1300, *, dark: bool = False) -> Iterator[Any]:
-    with chromium() as driver, window(driver, width, dark=dark):
+def browser(width: int) -> Iterator[Any]:
+    with chromium() as driver, window(driver, width):
         yield driver
 
 

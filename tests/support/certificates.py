@@ -41,19 +41,15 @@ class Authority:
         name: str,
         *hosts: str,
         common_name: str | None = None,
-        organization: str = "kquota",
         expired: bool = False,
         begins: datetime | None = None,
     ) -> Issued:
-        """A certificate for these host names and addresses (`name` is the files' name), good for servers and clients.
-
-        Its subject is `CN=<common_name>,OU=...,O=<organization>`. An expired one was good until yesterday, one with
-        `begins` is good from then on.
-        """
+        """A certificate for these host names and addresses (`name` is the files' name), good for servers and clients;
+        its subject is `CN=<common_name>,OU=tests,O=kquota`. An expired one was good until yesterday."""
         leaf = self._ca.issue_cert(
             *(hosts or ("client.invalid",)),
             common_name=common_name,
-            organization_name=organization,
+            organization_name="kquota",
             organization_unit_name="tests",
             not_before=begins,
             not_after=datetime.now(UTC) - timedelta(days=1) if expired else None,
@@ -78,9 +74,8 @@ class Authority:
         return self._write(name, key, certificate.public_bytes(serialization.Encoding.PEM))
 
     def _write(self, name: str, key: Any, chain: bytes) -> Issued:
-        pkcs8 = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        form = serialization.PrivateFormat.PKCS8
+        pkcs8 = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
         issued = Issued(*(self._directory / f"{name}.{kind}.pem" for kind in ("chain", "key", "both")))
         issued.chain.write_bytes(chain)
         issued.key.write_bytes(pkcs8)

@@ -147,6 +147,14 @@ def _late(timeline: Timeline, load: Load) -> bool:
     return True
 
 
+def _ended(timeline: Timeline, load: Load) -> bool:
+    return len(timeline.numbers) >= load.records or _late(timeline, load)
+
+
+def _python_settings(load: Load) -> dict[str, Any]:
+    return {"bootstrap_servers": list(load.bootstrap), "client_id": load.client_id, **load.settings}
+
+
 def _throttle_of(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {
         name: value
@@ -160,8 +168,7 @@ def produce_kafka_python(load: Load) -> Timeline:
     from kafka import KafkaProducer
 
     with _timeline("kafka-python", load) as timeline:
-        settings = {"bootstrap_servers": list(load.bootstrap), "client_id": load.client_id, **load.settings}
-        producer = KafkaProducer(**settings)
+        producer = KafkaProducer(**_python_settings(load))
         try:
             for number in range(load.records):
                 future = producer.send(load.topic, record(number, load.record_bytes))
@@ -176,10 +183,10 @@ def produce_kafka_python(load: Load) -> Timeline:
 
 def consume_kafka_python(load: Load) -> Timeline:
     with _timeline("kafka-python", load) as timeline:
-        settings = {"client_id": load.client_id, "group_id": f"group-{load.client_id}", **load.settings}
-        consumer = subscribed(list(load.bootstrap), load.topic, **settings)
+        group = {"group_id": f"group-{load.client_id}"}
+        consumer = subscribed(load.bootstrap, load.topic, **group | _python_settings(load))
         try:
-            while len(timeline.numbers) < load.records and not _late(timeline, load):
+            while not _ended(timeline, load):
                 for records in consumer.poll(timeout_ms=500).values():
                     for each in records:
                         timeline.receive(each.value)
@@ -212,8 +219,7 @@ def produce_aiokafka(load: Load) -> Timeline:
     from aiokafka import AIOKafkaProducer
 
     async def run(timeline: Timeline) -> None:
-        settings = {"bootstrap_servers": list(load.bootstrap), "client_id": load.client_id, **load.settings}
-        producer = AIOKafkaProducer(**settings)
+        producer = AIOKafkaProducer(**_python_settings(load))
         try:  # not `async with`: that leaves a producer open which could not start
             await producer.start()
             async with asyncio.timeout(load.limit_s):
@@ -241,17 +247,11 @@ def consume_aiokafka(load: Load) -> Timeline:
     from aiokafka import AIOKafkaConsumer
 
     async def run(timeline: Timeline) -> None:
-        settings = {
-            "bootstrap_servers": list(load.bootstrap),
-            "client_id": load.client_id,
-            "group_id": f"group-{load.client_id}",
-            "auto_offset_reset": "earliest",
-            **load.settings,
-        }
-        consumer = AIOKafkaConsumer(load.topic, **settings)
+        group = {"group_id": f"group-{load.client_id}", "auto_offset_reset": "earliest"}
+        consumer = AIOKafkaConsumer(load.topic, **group | _python_settings(load))
         try:
             await consumer.start()
-            while len(timeline.numbers) < load.records and not _late(timeline, load):
+            while not _ended(timeline, load):
                 for records in (await consumer.getmany(timeout_ms=500)).values():
                     for each in records:
                         timeline.receive(each.value)
@@ -312,7 +312,7 @@ def consume_confluent(load: Load) -> Timeline:
         consumer = Consumer({**_librdkafka_settings(load, timeline), **settings})
         try:
             consumer.subscribe([load.topic])
-            while len(timeline.numbers) < load.records and not _late(timeline, load):
+            while not _ended(timeline, load):
                 for message in consumer.consume(500, SAMPLE_S):
                     if message.error():
                         timeline.errors.append(str(message.error()))
@@ -355,13 +355,10 @@ def _java(
             limit.cancel()
             process.wait()
             reader.join()
-        timeline.errors += [line.strip() for line in lines if _tells_of_trouble(line)]
+        complaints = [line.strip() for line in lines if "] WARN " in line or "] ERROR " in line]
+        timeline.errors += filter(is_trouble, complaints)
         if process.returncode:
             timeline.errors.append(f"{main_class} ended with code {process.returncode}: {''.join(lines)[-2000:]}")
-
-
-def _tells_of_trouble(line: str) -> bool:
-    return ("] WARN " in line or "] ERROR " in line) and is_trouble(line)
 
 
 def is_trouble(text: str) -> bool:
@@ -464,9 +461,7 @@ def consume_java_perf(load: Load) -> Timeline:
             for line in process.stdout:
                 # time, thread, MB so far, MB/s, records so far, records/s, ...; only a metric has the end
                 cells = line.split(", ")
-                total = re.match(
-                    r"consumer-fetch-manager-metrics:records-consumed-total:\{client-id=[^,}]*\}\s*: (\d+)", line
-                )
+                total = re.match(r"[\w-]+-metrics:records-consumed-total:\{client-id=[^,}]*\}\s*: (\d+)", line)
                 if (so_far := total[1] if total else cells[4] if len(cells) > 5 else "").isdigit():
                     timeline.add(int(so_far) * load.record_bytes - timeline.total_bytes)
                 elif metric := _java_metric(line):

@@ -117,9 +117,8 @@ class Transacting(Working):
         super().__init__(topic, history)
         own = {"bootstrap.servers": bootstrap, "client.id": client_id, "transactional.id": f"t-{self.name}"}
         self._settings = own | IMPATIENT
-        self._log = Consumer(
-            {"bootstrap.servers": direct, "group.id": self.name, "isolation.level": "read_uncommitted", "log_level": 0}
-        )
+        reads = {"bootstrap.servers": direct, "group.id": self.name, "isolation.level": "read_uncommitted"}
+        self._log = Consumer(reads | {"log_level": 0})
 
     def _run(self) -> None:
         from confluent_kafka import KafkaException, Producer
@@ -168,8 +167,7 @@ class Transacting(Working):
             keeps = False
         if not keeps:
             self._patiently(producer.abort_transaction)
-        end = Event("committed" if keeps else "aborted", self.name, name, 1, self._end(), name)
-        self.history.append(end)
+        self.history.append(Event("committed" if keeps else "aborted", self.name, name, 1, self._end(), name))
         self.done += keeps
 
     def _patiently(self, call: Callable[[float], object]) -> None:

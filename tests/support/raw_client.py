@@ -112,16 +112,15 @@ class RawClient:
         """A topic's name and id; the broker creates it if it is new, and this waits until its leader takes requests."""
         from kafka.protocol.metadata import MetadataRequest
 
-        deadline = time.monotonic() + self.timeout_s
-        created = False
+        request = MetadataRequest(
+            version=10,
+            topics=[MetadataRequest.MetadataRequestTopic(topic_id=uuid.UUID(int=0), name=name)],
+            allow_auto_topic_creation=True,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        deadline, created = time.monotonic() + self.timeout_s, False
         while True:
-            request = MetadataRequest(
-                version=10,
-                topics=[MetadataRequest.MetadataRequestTopic(topic_id=uuid.UUID(int=0), name=name)],
-                allow_auto_topic_creation=True,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-            )
             found = self.ask(request).message.topics[0]
             if found.error_code == 0 and all(partition.error_code == 0 for partition in found.partitions):
                 break
@@ -172,9 +171,8 @@ def batch(values: Sequence[bytes]) -> bytes:
     """A record batch (format 2, not compressed) of these values without keys, of now: retention deletes old times."""
     from kafka.record import MemoryRecordsBuilder
 
-    builder = MemoryRecordsBuilder(
-        magic=2, compression_type=0, batch_size=sum(map(len, values)) + 1024 * len(values) + 1024
-    )
+    size = sum(map(len, values)) + 1024 * len(values) + 1024
+    builder = MemoryRecordsBuilder(magic=2, compression_type=0, batch_size=size)
     for value in values:
         assert builder.append(timestamp=int(time.time() * 1000), key=None, value=value, headers=[]) is not None
     builder.close()
@@ -185,21 +183,10 @@ def produce_message(version: int, topic: Topic, values: Sequence[bytes], *, acks
     """A Produce request of kafka-python with one batch, for partition 0."""
     from kafka.protocol.producer import ProduceRequest
 
-    data = ProduceRequest.TopicProduceData
-    return ProduceRequest(
-        version=version,
-        transactional_id=None,
-        acks=acks,
-        timeout_ms=30_000,
-        topic_data=[
-            data(
-                version=version,
-                name=topic.name,
-                topic_id=topic.id,
-                partition_data=[data.PartitionProduceData(version=version, index=0, records=batch(values))],
-            )
-        ],
-    )
+    cls = ProduceRequest.TopicProduceData
+    parts = [cls.PartitionProduceData(version=version, index=0, records=batch(values))]
+    data = [cls(version=version, name=topic.name, topic_id=topic.id, partition_data=parts)]
+    return ProduceRequest(version=version, transactional_id=None, acks=acks, timeout_ms=30_000, topic_data=data)
 
 
 def fetch_message(version: int, topic: Topic | None, *, offset: int = 0, session: tuple[int, int] = (0, -1)) -> Any:
