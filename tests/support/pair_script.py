@@ -103,7 +103,7 @@ def _due(one: Driven, frame: bytes) -> bool:
 
 
 def same(ours: list[dict[str, str]], theirs: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The states, which two plays have in common. Raises AssertionError where something is different."""
+    """The states that two plays have in common; fails where something is different."""
     for number, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         different = {name: (mine[name], other[name]) for name in mine if mine[name] != other[name]}
         assert not different, f"after step {number}: {different}"
@@ -133,7 +133,6 @@ class Pure:
         return states
 
     def compare(self, data: bytes) -> list[dict[str, str]]:
-        """Play it here and there. Raises AssertionError where something is different; else the states."""
         return same(play(data), self.play(data))
 
     def close(self) -> None:
