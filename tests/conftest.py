@@ -34,27 +34,11 @@ HERE: Final = Path(__file__).parent
 FOLDERS: Final = ("unit", "loopback", "system", "broker", "spark")
 
 BEGUN_FIRST: Final = (
-    "test_analysis_plans",
-    "test_analysis_jobs",
-    "test_analysis_cluster",
-    "test_soak",
-    "test_transparency",
-    "test_fleet",
-    "test_mutations_clients",
-    "test_quota_admin_kafka",
-    "test_throttle_on_the_wire",
-    "test_sasl_clients",
-    "test_mutations_brokers",
-    "test_demo",
-    "test_project_tools",
-    "test_export",
-    "test_faults",
-    "test_transparent_kafka",
-    "test_ui",
-    "test_benchmarks_tiny",
-    "test_tls_brokers",
-    "test_compiled_build",
-)
+    "test_analysis_plans", "test_analysis_jobs", "test_analysis_cluster", "test_soak", "test_transparency",
+    "test_fleet", "test_mutations_clients", "test_quota_admin_kafka", "test_throttle_on_the_wire", "test_sasl_clients",
+    "test_mutations_brokers", "test_demo", "test_project_tools", "test_export", "test_faults", "test_transparent_kafka",
+    "test_ui", "test_benchmarks_tiny", "test_tls_brokers", "test_compiled_build",
+)  # fmt: skip
 """Files that take longest: no worker is left with one of them at the end while the others have none."""
 
 SPARK_LIMIT_S = 900

@@ -29,21 +29,18 @@ class Store:
         self.url = url
         # The server checks no signature, but without any it shows public objects only.
         unchecked = {"Authorization": "AWS a-user:unchecked"}
-        self._client = httpx.Client(base_url=url, timeout=30.0, headers=unchecked)
-        self._client.put(f"/{BUCKET}").raise_for_status()
+        self.client = httpx.Client(base_url=url, timeout=30.0, headers=unchecked)
+        self.client.put(f"/{BUCKET}").raise_for_status()
 
     def put(self, key: str, body: bytes) -> None:
-        self._client.put(f"/{BUCKET}/{key}", content=body).raise_for_status()
+        self.client.put(f"/{BUCKET}/{key}", content=body).raise_for_status()
 
     def get(self, key: str) -> str:
-        return self._client.get(f"/{BUCKET}/{key}").raise_for_status().text
+        return self.client.get(f"/{BUCKET}/{key}").raise_for_status().text
 
     def keys(self, prefix: str) -> list[str]:
-        text = self._client.get(f"/{BUCKET}", params={"list-type": "2", "prefix": prefix}).raise_for_status().text
+        text = self.client.get(f"/{BUCKET}", params={"list-type": "2", "prefix": prefix}).raise_for_status().text
         return re.findall(r"<Key>([^<]*)</Key>", text)
-
-    def close(self) -> None:
-        self._client.close()
 
 
 @pytest.fixture
@@ -58,7 +55,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         until(lambda: listens("127.0.0.1", port) or process.poll() is not None)
         assert process.poll() is None, (tmp_path / "server.log").read_text()
         made = Store(f"http://127.0.0.1:{port}")
-        stack.callback(made.close)
+        stack.enter_context(made.client)
         yield made
 
 
@@ -78,8 +75,7 @@ def options(store: Store) -> list[str]:
 def documented() -> dict[str, str]:
     """The packages that docs/analysis.md names."""
     text = (ROOT / "docs/analysis.md").read_text()
-    lines = [line for line in text.splitlines() if line.startswith("spark.jars.")]
-    found = dict(line.split(None, 1) for line in lines)
+    found = dict(line.split(None, 1) for line in text.splitlines() if line.startswith("spark.jars."))
     assert set(found) == {"spark.jars.packages", "spark.jars.excludes"}
     return found
 

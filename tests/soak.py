@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -93,9 +94,8 @@ def slope_mb_per_h(samples: list[Sample]) -> float:
     """Growth of the resident set: the median of the slopes between all pairs of samples (Theil and Sen), which a few
     steps up or down move little. At most 300 samples are taken, evenly."""
     some = samples[:: max(len(samples) // 300, 1)]
-    slopes = [
-        (b.rss_mb - a.rss_mb) / (b.at_s - a.at_s) for a, b in itertools.combinations(some, 2) if b.at_s - a.at_s > 1.0
-    ]
+    pairs = [(a, b) for a, b in itertools.combinations(some, 2) if b.at_s - a.at_s > 1.0]
+    slopes = [(b.rss_mb - a.rss_mb) / (b.at_s - a.at_s) for a, b in pairs]
     return statistics.median(slopes) * 3600.0
 
 
@@ -105,12 +105,8 @@ def second_half(soaked: Soaked) -> list[Sample]:
 
 def judge(soaked: Soaked) -> list[str]:
     short = soaked.minutes < SHORT_MINUTES
-    found = (
-        soaked.problems
-        if not short or len(soaked.problems) > 3
-        else [one for one in soaked.problems if not one.startswith(NO_ANSWER)]
-    )
-    found = list(found)
+    may_miss = short and len(soaked.problems) <= 3
+    found = [one for one in soaked.problems if not (may_miss and one.startswith(NO_ANSWER))]
     late = second_half(soaked)
     bound = max(10.0, 5.0 / (late[-1].at_s - late[0].at_s) * 3600.0 / 1.5)
     slope = slope_mb_per_h(late)
@@ -167,12 +163,9 @@ def reload(proxy: Sidecar, turn: int) -> bool:
     ]
     if not good:
         config["quotas"][0]["producer_byte_rate"] = -1
-    text = yaml.safe_dump(config)
-    if good:
-        proxy.config.write_text(text)
-    else:
-        before = proxy.config.read_text()
-        proxy.config.write_text(text)
+    before = proxy.config.read_text()
+    proxy.config.write_text(yaml.safe_dump(config))
+    if not good:
         time.sleep(2.5)
         proxy.config.write_text(before)
     return good
@@ -187,33 +180,23 @@ def rss_mb(pid: int) -> float:
 
 def sample(proxy: Sidecar, began_s: float) -> Sample:
     values = {one.name: one.value for one in proxy.samples() if not one.labels}
-    return Sample(
-        round(time.monotonic() - began_s, 1),
-        round(rss_mb(proxy.pid), 2),
-        len(list(Path(f"/proc/{proxy.pid}/fd").iterdir())),
-        int(values["kquota_tasks"]),
-        int(values["kquota_pipes_open"]),
-        int(values["kquota_fetch_reservations"]),
-        int(values["kquota_connections_open"]),
-    )
+    held = [int(values[f"kquota_{name}"]) for name in ("tasks", "pipes_open", "fetch_reservations", "connections_open")]
+    descriptors = len(list(Path(f"/proc/{proxy.pid}/fd").iterdir()))
+    return Sample(round(time.monotonic() - began_s, 1), round(rss_mb(proxy.pid), 2), descriptors, *held)
 
 
 def complaints(log: Path) -> Iterator[dict[str, Any]]:
-    for line in log.read_text().splitlines():
-        entry = json.loads(line)
-        if entry["level"] in ("warning", "error", "critical"):
-            yield entry
+    entries = map(json.loads, log.read_text().splitlines())
+    return (entry for entry in entries if entry["level"] in ("warning", "error", "critical"))
 
 
 def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> Soaked:
     """Run it. Raises AssertionError when acknowledged records are not as they should be."""
     soaked = Soaked(minutes)
-    with (
-        TemporaryDirectory(prefix="kquota-soak-") as directory,
-        between_links(
-            QUOTAS, export={"directory": f"{directory}/usage", "interval_s": 5, "keep_bytes": 5_000_000}
-        ) as stage,
-    ):
+    with ExitStack() as stack:
+        directory = stack.enter_context(TemporaryDirectory(prefix="kquota-soak-"))
+        export = {"directory": f"{directory}/usage", "interval_s": 5, "keep_bytes": 5_000_000}
+        stage = stack.enter_context(between_links(QUOTAS, export=export))
         proxy, direct = stage.proxy, stage.cluster.bootstrap[0]
         for topic in TOPICS:
             create_topic(direct, topic)
@@ -235,8 +218,8 @@ def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> S
         soaked.opened = proxy.metric("kquota_connections_opened_total")
         soaked.closed = _by_reason(proxy)
         for entry in complaints(proxy.log):
-            soaked.complaints[(entry["message"], entry.get("reason"))] += 1
-            if (entry["message"], entry.get("reason")) not in EXPLAINED:
+            soaked.complaints[kind := (entry["message"], entry.get("reason"))] += 1
+            if kind not in EXPLAINED:
                 say(json.dumps(entry))
     return soaked
 
@@ -250,8 +233,9 @@ def _strike_and_watch(
     sample_every_s = 1.0 if soaked.minutes < 10 else 5.0
     next_sample_s = next_reload_s = next_fault_s = began_s
     next_kill_s = began_s + min(KILL_EVERY_S, soaked.minutes * 30)
-    turns = itertools.cycle(_shuffled(dice))
-    turn = 0
+    faults = [(where, what) for where in ("clients", "broker") for what in FAULTS]
+    dice.shuffle(faults)
+    turns, turn = itertools.cycle(faults), 0
     while (now_s := time.monotonic()) < end_s:
         if churn.broken:
             return
@@ -281,12 +265,6 @@ def _strike_and_watch(
                 last = soaked.samples[-1]
                 say(f"{last.at_s:7.0f} s {last.rss_mb:6.1f} MB {last.connections} connections; {where} {what}")
         time.sleep(0.1)
-
-
-def _shuffled(dice: random.Random) -> list[tuple[str, str]]:
-    every = [(where, what) for where in ("clients", "broker") for what in FAULTS]
-    dice.shuffle(every)
-    return every
 
 
 def _by_reason(proxy: Sidecar) -> dict[str, float]:
@@ -323,6 +301,7 @@ def plot(soaked: Soaked, path: Path) -> None:
 
 def summary(soaked: Soaked) -> str:
     late = second_half(soaked)
+    logged = [f"{count} x {message} ({reason})" for (message, reason), count in soaked.complaints.items()]
     lines = [
         f"{soaked.minutes:g} minutes, {len(soaked.samples)} samples",
         f"memory, second half: {late[0].rss_mb:.1f} -> {late[-1].rss_mb:.1f} MB, {slope_mb_per_h(late):+.2f} MB/h",
@@ -334,8 +313,7 @@ def summary(soaked: Soaked) -> str:
         f"reloads: {soaked.reloads}, and {soaked.refused_reloads} bad files refused",
         f"connections: {soaked.opened:.0f} opened, closed by reason {soaked.closed}",
         f"held before {soaked.at_rest_before}, after {soaked.at_rest_after}",
-        "complaints in the log: "
-        + "; ".join(f"{count} x {message} ({reason})" for (message, reason), count in soaked.complaints.items()),
+        f"complaints in the log: {'; '.join(logged)}",
     ]
     return "\n".join(lines)
 
