@@ -33,9 +33,7 @@ class ScriptedApi:
     def put(self, path: str, **body: Any) -> None:
         """An object that is there; `path` is that of the real API."""
         *_, collection, name = path.split("/")
-        space = (
-            path.split("/namespaces/")[1].split("/")[0] if collection != "namespaces" and "/namespaces/" in path else ""
-        )
+        space = path.partition("/namespaces/")[2].partition("/")[0] if collection != "namespaces" else ""
         metadata = {"name": name, "namespace": space, "uid": f"uid of {name}", "resourceVersion": "1"}
         self.objects[path] = body | {"metadata": metadata | body.get("metadata", {})}
 
@@ -51,9 +49,8 @@ class ScriptedApi:
             return 200, {"items": [one for one in self._of(path) if _selected(one, query)]}
         if method == "PATCH" and isinstance(body, list):
             for step in body[1:]:
-                self.objects[path]["webhooks"][int(step["path"].split("/")[2])]["clientConfig"]["caBundle"] = step[
-                    "value"
-                ]
+                hook = self.objects[path]["webhooks"][int(step["path"].split("/")[2])]
+                hook["clientConfig"]["caBundle"] = step["value"]
             return 200, self.objects[path]
         if method in ("PATCH", "PUT"):
             self.put(path, **body)
@@ -75,10 +72,8 @@ class ScriptedApi:
 
 def _selected(one: Json, query: dict[str, str]) -> bool:
     label, _, value = query.get("labelSelector", "").partition("=")
-    name = query.get("fieldSelector", "").partition("=")[2]
-    return (not label or one["metadata"].get("labels", {}).get(label) == value) and (
-        not name or one["metadata"]["name"] == name
-    )
+    name, about = query.get("fieldSelector", "").partition("=")[2], one["metadata"]
+    return (not label or about.get("labels", {}).get(label) == value) and name in ("", about["name"])
 
 
 @contextmanager

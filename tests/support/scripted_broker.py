@@ -67,11 +67,9 @@ class ScriptedBroker:
     async def serve_quietly(self, stream: trio.SocketStream) -> None:
         """As `serve`; that the sidecar hangs up in the middle is part of some tests."""
         self.accepted += 1
+        secured = self.tls and trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True)
         with suppress(trio.BrokenResourceError):
-            if self.tls is None:
-                await self.serve(stream)
-            else:
-                await self.serve(trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True))
+            await self.serve(secured or stream)
 
     async def serve(self, stream: Any) -> None:
         async with stream:
@@ -79,9 +77,9 @@ class ScriptedBroker:
                 if frame_api(frame) == API_VERSIONS and b"kquota" in frame[:30]:
                     await stream.send_all(self.versions(frame))
                 elif frame_api(frame) == METADATA and b"kquota" in frame[:30]:
-                    await stream.send_all(self.metadata(frame))
-                    if not self.metadata(frame):
+                    if not (answer := self.metadata(frame)):
                         return
+                    await stream.send_all(answer)
                 elif self.handler is flood_reader:
                     self.streams.append(stream)
                     await trio.sleep_forever()
@@ -93,11 +91,8 @@ class ScriptedBroker:
         """What it offers; in the layout of version 0 where the version that is asked for is not among it (KIP-511)."""
         version, number = (int.from_bytes(frame[at : at + size], "big") for at, size in ((6, 2), (8, 4)))
         known = self.offered[API_VERSIONS][0] <= version <= self.offered[API_VERSIONS][1]
-        keys = [
-            {"api_key": key, "min_version": low, "max_version": high}
-            for key, (low, high) in self.offered.items()
-            if known or key == API_VERSIONS
-        ]
+        offered = self.offered if known else {API_VERSIONS: self.offered[API_VERSIONS]}
+        keys = [{"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in offered.items()]
         error = 0 if known else UNSUPPORTED_VERSION
         if version == 5 and known:
             wanted, node_id = frame[frame.rindex(b"\x020") + 2 : -5], int.from_bytes(frame[-5:-1], "big", signed=True)
@@ -114,10 +109,8 @@ class ScriptedBroker:
         version, number = (int.from_bytes(frame[at : at + size], "big") for at, size in ((6, 2), (8, 4)))
         if not self.offered[METADATA][0] <= version <= self.offered[METADATA][1]:
             return b""
-        brokers = [
-            {"node_id": number, "host": "127.0.0.1", "port": port, "rack": None}
-            for number, port in [(self.node_id, self.node_port), *self.others]
-        ]
+        nodes = [(self.node_id, self.node_port), *self.others]
+        brokers = [{"node_id": node, "host": "127.0.0.1", "port": port, "rack": None} for node, port in nodes]
         result = {"brokers": brokers, "controller_id": 1, "topics": []}
         result |= {"cluster_id": self.cluster_id} if version >= 2 else {}
         return kafka_python_frame(_kafka_python("MetadataResponse"), version, number, **result)
@@ -150,16 +143,12 @@ def proxy_before(
     interceptors: Interceptors = NO_INTERCEPTORS,
     listen_host: str = "127.0.0.1",
     loop: EventLoop | None = None,
-    **settings: Any,
+    **more: Any,
 ) -> Proxy:
     """A proxy on free ports, not served yet; without a ledger, one that limits nothing."""
     port, first = free_ports(2)
-    return Proxy(
-        ProxySettings(listen_host, port, range(first, first + 4), bootstrap, **settings),
-        ledger or Ledger(QuotaTable()),
-        interceptors=interceptors,
-        loop=loop,
-    )
+    settings = ProxySettings(listen_host, port, range(first, first + 4), bootstrap, **more)
+    return Proxy(settings, ledger or Ledger(QuotaTable()), interceptors=interceptors, loop=loop)
 
 
 @asynccontextmanager

@@ -73,8 +73,7 @@ class Sidecar:
         until(lambda: self._changes() > before)
 
     def _changes(self) -> int:
-        lines = self.log.read_text().splitlines()
-        return sum('"message": "configuration reloaded"' in line and '"changed": true' in line for line in lines)
+        return sum(line["changed"] for line in self.logged("configuration reloaded"))
 
     @property
     def port(self) -> int:
@@ -91,12 +90,9 @@ class Sidecar:
 
     def metric(self, name: str, **labels: str) -> float:
         # Only lines of this name are parsed: all of them take a hundred times as long, again and again where one waits.
-        lines = [line for line in self.metrics().split("\n") if line.startswith((name + "{", name + " "))]
-        return sum(
-            sample.value
-            for sample in samples_of("".join(f"{line}\n" for line in lines))
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        lines = [f"{line}\n" for line in self.metrics().split("\n") if line.startswith((name + "{", name + " "))]
+        samples = (one for one in samples_of("".join(lines)) if one.name == name)
+        return sum(one.value for one in samples if labels.items() <= one.labels.items())
 
     def logged(self, message: str) -> list[dict[str, Any]]:
         lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
@@ -137,10 +133,10 @@ def sidecar(
     """Start `kquota run` and wait until /readyz says yes, or no and why; at the end SIGTERM must make it exit 0."""
     port, admin_port = free_ports(2)
     first = free_port_run(broker_ports, avoid={port, admin_port})
+    own = {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + broker_ports - 1}"}
     config = {
         "mode": "rewrite",
-        "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + broker_ports - 1}"}
-        | dict(listen or {}),
+        "listen": own | dict(listen or {}),
         "upstream": {"bootstrap": list(bootstrap)},
         "quotas": dict(quotas) if isinstance(quotas, Mapping) else [dict(quota) for quota in quotas],
         "admin": {"host": "127.0.0.1", "port": admin_port},
