@@ -46,13 +46,9 @@ def context_files(ignore: str) -> list[str]:
     assert lines[0] == "*", "an allow list begins with *"
     allowed = [line[1:].removesuffix("**") for line in lines[1:] if line.startswith("!")]
     refused = tuple(line.removesuffix("**") for line in lines[1:] if line.endswith("/**") and not line.startswith("!"))
-    return [
-        name
-        for name in listed
-        if any(name == one or (one.endswith("/") and name.startswith(one)) for one in allowed)
-        and not name.startswith(refused)
-        and (ROOT / name).exists()
-    ]
+    folders = tuple(one for one in allowed if one.endswith("/"))
+    through = [name for name in listed if name in allowed or name.startswith(folders)]
+    return [name for name in through if not name.startswith(refused) and (ROOT / name).exists()]
 
 
 class NoImageError(Exception):
@@ -146,11 +142,8 @@ def _kafka() -> Path:
 @functools.cache
 def _client() -> Path:
     clients = sorted((RECIPES / "clients").glob("*.py"))
-    pins = [
-        line
-        for line in (ROOT / "deploy/constraints.txt").read_text().splitlines()
-        if line.partition("==")[0] in CLIENT_PACKAGES
-    ]
+    pinned = (ROOT / "deploy/constraints.txt").read_text().splitlines()
+    pins = [line for line in pinned if line.partition("==")[0] in CLIENT_PACKAGES]
     assert len(pins) == len(CLIENT_PACKAGES), pins
 
     def fill(folder: Path) -> None:
@@ -217,9 +210,8 @@ def _buildah(*arguments: str) -> None:
 def _run(command: list[str]) -> None:
     done = subprocess.run(["nice", *command], capture_output=True, text=True)
     if done.returncode != 0:
-        raise NoImageError(
-            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
-        )
+        said = f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        raise NoImageError(f"{' '.join(command)} ended with {done.returncode}:\n{said}")
 
 
 def main() -> None:

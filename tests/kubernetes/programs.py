@@ -45,10 +45,8 @@ def insist_on_machine() -> None:
     if not all((CNI / plugin).is_file() for plugin in ("bridge", "host-local", "portmap", "loopback")):
         missing.add(CNI_PACKAGE)
     if missing:
-        raise NoNodeError(
-            f"a Kubernetes node needs programs that are not here: apt-get install --no-install-recommends "
-            f"{' '.join(sorted(missing))}"
-        )
+        install = f"apt-get install --no-install-recommends {' '.join(sorted(missing))}"
+        raise NoNodeError(f"a Kubernetes node needs programs that are not here: {install}")
 
 
 def coredns() -> Path:
@@ -63,14 +61,8 @@ def prometheus() -> Path:
 
 def node_programs() -> NodePrograms:
     insist_on_machine()
-    return NodePrograms(
-        etcd_program(),
-        {name: kubernetes_program(name) for name in KUBERNETES},
-        coredns(),
-        CNI,
-        kubectl_executable(),
-        helm_executable(),
-    )
+    kubernetes = {name: kubernetes_program(name) for name in KUBERNETES}
+    return NodePrograms(etcd_program(), kubernetes, coredns(), CNI, kubectl_executable(), helm_executable())
 
 
 def main() -> None:

@@ -31,9 +31,8 @@ TRIES = 2
 
 @contextmanager
 def brokers(version: str, rate: int | None) -> Iterator[KafkaCluster]:
-    with KafkaCluster.start(
-        BROKERS, version=version, overrides={"num.partitions": str(PARTITIONS)}, start_limit_s=START_LIMIT_S
-    ) as cluster:
+    overrides = {"num.partitions": str(PARTITIONS)}
+    with KafkaCluster.start(BROKERS, version, overrides=overrides, start_limit_s=START_LIMIT_S) as cluster:
         for key in () if rate is None else ("producer_byte_rate", "consumer_byte_rate"):
             set_brokers_quota(cluster.bootstrap[0], "<default>", key, rate)
         yield cluster

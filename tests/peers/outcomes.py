@@ -80,10 +80,8 @@ class Row:
 
 def side_by_side(direct: Results, through: Results) -> list[Row]:
     """One row per test of either run, by name; a test that one run does not know of never began there."""
-    return [
-        Row(name, [direct.get(name, NEVER_BEGUN)], [through.get(name, NEVER_BEGUN)])
-        for name in sorted({*direct, *through})
-    ]
+    names = sorted({*direct, *through})
+    return [Row(name, [direct.get(name, NEVER_BEGUN)], [through.get(name, NEVER_BEGUN)]) for name in names]
 
 
 def count(rows: Sequence[Row]) -> str:
@@ -96,12 +94,10 @@ def count(rows: Sequence[Row]) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Those that did not pass, or took seconds, or ended differently, as a table of Markdown."""
     lines = ["| test | direct | through the sidecar |", "|---|---|---|"]
-    lines += [
-        f"| {row.name} | {tries(row.direct)} | {tries(row.through)} |"
-        for row in rows
-        if row.differs
-        or any(one.outcome is not Outcome.PASSED or one.seconds >= 1 for one in (*row.direct, *row.through))
-    ]
+    for row in rows:
+        slow_or_worse = (one.outcome is not Outcome.PASSED or one.seconds >= 1 for one in (*row.direct, *row.through))
+        if row.differs or any(slow_or_worse):
+            lines.append(f"| {row.name} | {tries(row.direct)} | {tries(row.through)} |")
     return "\n".join(lines)
 
 
