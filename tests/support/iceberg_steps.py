@@ -18,8 +18,7 @@ from analysis.intake import read
 from analysis.runner import make
 from analysis.session import open_session
 from analysis.store import Store, session_conf
-from tests.support.plan_tools import watched
-from tests.support.spark_tools import DAY_MS, QUICK, T0_MS
+from tests.support.spark_tools import DAY_MS, QUICK, T0_MS, watched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,11 +25,8 @@ class GuardedProcess(subprocess.Popen[str]):
         command: list[str],
         *,
         stdin: int | IO[Any] | None = subprocess.DEVNULL,
-        stdout: int | IO[Any] | None = None,
-        stderr: int | IO[Any] | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         orphan_dir: Path | None = None,
+        **more: Any,
     ) -> None:
         control_read, self._control = os.pipe()
         report_read, report_write = os.pipe()
@@ -40,13 +36,10 @@ class GuardedProcess(subprocess.Popen[str]):
             super().__init__(
                 [*guard, *command],
                 stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                env=env,
-                cwd=cwd,
                 text=True,
                 pass_fds=(control_read, report_write),
                 start_new_session=True,
+                **more,
             )
         except BaseException:
             self._close_control()
