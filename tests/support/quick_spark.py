@@ -1,4 +1,4 @@
-"""Spark with less to do, for tests with a few rows in local files: Hadoop's settings and files, names of Java's classes."""
+"""Spark with less to do, for tests with a few rows in local files: Hadoop and its files, names of Java classes."""
 
 from __future__ import annotations
 

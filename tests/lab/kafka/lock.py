@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from tests.lab.kafka.errors import EmbeddedKafkaError
@@ -50,15 +51,12 @@ def lock(version: str, repository: Path, names: Sequence[str]) -> list[LockedJar
     wanted = [*inputs, *(dep for dep in transitive if dep.scope in ("compile", "runtime"))]
 
     def fetch(jar: LockedJar) -> LockedJar:
-        path = repository / jar.path
-        _download(context, jar, path)
-        return LockedJar(jar.group, jar.artifact, jar.version, jar.classifier, sha256_of(path))
+        _download(context, jar, path := repository / jar.path)
+        return replace(jar, sha256=sha256_of(path))
 
     jars = {
-        dep.artifact.key: LockedJar(
-            dep.artifact.groupId, dep.artifact.artifactId, dep.artifact.version, dep.artifact.classifier, ""
-        )
-        for dep in wanted
+        one.key: LockedJar(one.groupId, one.artifactId, one.version, one.classifier, "")
+        for one in (dep.artifact for dep in wanted)
     }
     if mixed := [jar.coordinate for jar in jars.values() if jar.group == "org.apache.kafka" and jar.version != version]:
         raise EmbeddedKafkaError(f"resolving Kafka {version} gave jars of other versions: {', '.join(mixed)}")
