@@ -10,7 +10,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -43,6 +42,7 @@ from tests.support.chart_tools import (
     render_text,
 )
 from tests.support.waiting import answered
+from tests.support.web_server import Answering, serving
 from tests.support.webhook_tools import GENERATED, REVIEWS, VALUES, admission_review, service_account
 
 GROUPS = {
@@ -168,20 +168,12 @@ class Recorder(http.server.ThreadingHTTPServer):
         self.socket = tls.wrap_socket(self.socket, server_side=True)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
+class _Handler(Answering):
+    def do_POST(self) -> None:  # noqa: N802 - as the server asks for it
         assert isinstance(self.server, Recorder)
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.asked.append(json.loads(body))
+        self.server.asked.append(json.loads(body := self.body()))
         answer = httpx.post(self.server.webhook + self.path, content=body, verify=False, timeout=10)
-        self.send_response(answer.status_code)
-        self.send_header("content-type", answer.headers["content-type"])
-        self.send_header("content-length", str(len(answer.content)))
-        self.end_headers()
-        self.wfile.write(answer.content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on stderr."""
+        self.answer(answer.status_code, answer.content)
 
 
 @pytest.fixture(scope="module")
@@ -197,12 +189,9 @@ def served(api: ApiServer, folder: Path) -> Iterator[Recorder]:
     (port,) = free_ports(1)
     with running(api, folder, "127.0.0.1", port):
         write_secret(api, CERTIFICATE, folder)
-        with Recorder(address_of(api), folder, f"https://127.0.0.1:{port}") as recorder:
-            thread = threading.Thread(target=recorder.serve_forever, daemon=True)
-            thread.start()
+        recorder = Recorder(address_of(api), folder, f"https://127.0.0.1:{port}")
+        with serving(recorder):
             yield recorder
-            recorder.shutdown()
-            thread.join()
 
 
 def write_secret(api: ApiServer, name: str, folder: Path) -> None:

@@ -20,10 +20,6 @@ class Kind(NamedTuple):
     """Part of what is said."""
 
 
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path))
@@ -42,7 +38,7 @@ def _below_a_file(path: Path) -> None:
 
 
 KINDS = {
-    "FIFO": Kind(_fifo, "it is a FIFO; a regular file was expected"),
+    "FIFO": Kind(os.mkfifo, "it is a FIFO; a regular file was expected"),
     "socket": Kind(_socket, "it is a socket; a regular file was expected"),
     "endless device": Kind(lambda path: path.symlink_to("/dev/zero"), "it is a character device; a regular file was"),
     "directory": Kind(Path.mkdir, "Is a directory"),

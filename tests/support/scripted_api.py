@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import trustme
 
+from tests.support.web_server import Answering, serving
 from tests.support.webhook_tools import service_account
 
 TOKEN = "of the service account"
@@ -80,39 +80,25 @@ def _selected(one: Json, query: dict[str, str]) -> bool:
 def scripted_api(folder: Path) -> Iterator[ScriptedApi]:
     api = ScriptedApi()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(Answering):
         protocol_version = "HTTP/1.1"
 
         def _do(self) -> None:
-            length = int(self.headers.get("content-length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
+            body = json.loads(self.body() or b"null")
             if self.headers["authorization"] != f"Bearer {TOKEN}":
                 status, found = 401, {"kind": "Status", "message": "Unauthorized"}
             else:
                 status, found = api.answer(self.command, self.path, body)
-            data = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(status, json.dumps(found).encode())
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _do  # noqa: N815
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing on stderr."""
 
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     api.url = f"https://127.0.0.1:{server.server_address[1]}"
     api.account = service_account(folder, authority.cert_pem.bytes().decode(), TOKEN)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with serving(server):
         yield api
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
