@@ -26,7 +26,6 @@ PACKAGES = ("quota", "proxy", "config", "deploy", "tests")
 BUILDER = Path(sys.prefix) / "build/bin/python"
 TESTS = tuple(f"tests/loopback/test_{name}.py" for name in ("connection_io", "tls_channel", "tls_handshakes"))
 EXIT_CODE = 86
-"""Of a process that a sanitizer has ended."""
 BUILD_LIMIT_S = 900.0
 
 

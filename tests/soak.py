@@ -84,7 +84,6 @@ class Soaked:
     at_rest_before: Held | None = None
     at_rest_after: Held | None = None
     left: Any = None
-    """The connections that are open then."""
     problems: list[str] = field(default_factory=list)
     closed: dict[str, float] = field(default_factory=dict)
     opened: float = 0.0

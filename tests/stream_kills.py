@@ -38,7 +38,6 @@ BATCH = 150
 BACK = 40
 """A repeat comes up to so many records later: 80 s by the records' clock, well within the stream's delay."""
 BAD_EVERY = 100
-"""One row in so many is no record."""
 STEP_LIMIT_S = 180.0
 """A stream that writes no batch for so long, its start included, has stopped working."""
 END_LIMIT_S = 60.0

@@ -61,7 +61,6 @@ GROUPS = {
 """Where each kind that the chart makes is kept; a kind that is not here fails the test."""
 OPERATORS = ("cert-manager.io/v1", "monitoring.coreos.com/v1", "sparkoperator.k8s.io/v1beta2")
 EVERYWHERE = {"ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
-"""Kinds that are in no namespace."""
 REDIRECT = "kquota-redirect"
 """The one container that is root, with NET_ADMIN: only where namespaces do not enforce "restricted" (docs)."""
 NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]

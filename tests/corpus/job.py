@@ -19,7 +19,6 @@ POLL_S = 0.02
 @dataclass
 class Job:
     bootstrap: str
-    """Comma-separated addresses."""
     prefix: str
     version: str
     """Kafka's version, also that of the Java tools to use."""

@@ -38,7 +38,6 @@ class Result:
     """Counters of instrumented branches that were reached (libFuzzer's cov)."""
     features: int
     corpus: int
-    """Inputs kept because they reached something new."""
     finding: str | None
     """What libFuzzer said of the input that broke an invariant; None if there is none."""
 

@@ -35,7 +35,6 @@ PAUSE: Final = "localhost/pause:test"
 BASE: Final = "localhost/python:3.11-slim-bookworm"
 SCRATCH: Final = "building-"
 KEPT_OF_EACH: Final = 3
-"""Archives of an image that stay in the cache, the newest ones."""
 
 
 def context_files(ignore: str) -> list[str]:

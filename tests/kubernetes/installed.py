@@ -32,7 +32,6 @@ class Release:
         self.namespace = namespace
         self.name = name
         self.values: dict[str, Any] = {}
-        """What it was installed with."""
         self._chart = chart
 
     def write(self, values: dict[str, Any]) -> Path:

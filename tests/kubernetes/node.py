@@ -53,7 +53,6 @@ class Node:
         self.namespace = namespace
         self.programs = programs
         self.times_s: dict[str, float] = {}
-        """How long the parts of the start took."""
         self._identities = folder / "identities"
         self._kubeconfig = self._identities / "admin.kubeconfig"
         self._client: httpx.Client | None = None

@@ -62,7 +62,6 @@ def _each(*required: str, **properties: Schema) -> Schema:
 
 
 _SHARED: Final[dict[str, Schema]] = {}
-"""Definitions by name."""
 
 
 def _shared(name: str, schema: Schema) -> Schema:

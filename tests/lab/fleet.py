@@ -25,7 +25,6 @@ START_MS = 1_760_918_400_000
 RESTART_SHARE = 0.1
 """Probability per sidecar and week that it restarts."""
 BURST_SHARE = 0.004
-"""Fraction of a client's intervals in which it wants 3 to 13 times as much as usual."""
 MAX_CLIENTS = 40
 TASKS = 4
 LIBRARIES = (
@@ -47,9 +46,7 @@ class GeneratedFleet:
     """Sidecar's application = floor(apps * u^hot): with 3 the largest of 300 has 15 % of all sidecars, with 1 all are
     of one size."""
     lost: float = 0.0005
-    """Fraction of intervals whose records were never delivered."""
     repeated: float = 0.0005
-    """Fraction of intervals whose records were delivered twice."""
     seed: int = 1
     parts: int = 16
     """Sidecar s is in part s mod parts; each part is a sample of the fleet, and a job of its own."""

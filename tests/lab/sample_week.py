@@ -20,7 +20,6 @@ from tests.support.usage_rows import build
 FILE: Final = Path(__file__).resolve().parents[2] / "examples/usage/week.parquet"
 STEP_S: Final = 600
 CONNECTIONS: Final = 2
-"""Of each client."""
 DAYS: Final = 7
 MONDAY_MS: Final = int(datetime(2026, 9, 7, tzinfo=UTC).timestamp() * 1000)
 THURSDAY, SATURDAY = 3, 5

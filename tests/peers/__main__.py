@@ -26,7 +26,6 @@ from tests.support.sidecars import sidecar
 START_LIMIT_S = 180.0
 """Of three brokers, on a busy machine."""
 TRIES = 2
-"""More tries of a test that failed through the sidecar only."""
 
 
 @contextmanager

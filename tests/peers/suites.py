@@ -52,9 +52,7 @@ class NoSuiteError(Exception):
 class Suite:
     name: str
     part: str
-    """Which of them are run, for people."""
     run: Callable[[str, Sequence[str]], dict[str, Ended]]
-    """At this bootstrap address, these tests, or all of the part: how each ended."""
 
 
 def franz_go() -> Suite:

@@ -42,7 +42,6 @@ CRDS: Final = {
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
     ),
 }
-"""Go modules that publish the CustomResourceDefinitions of what the chart can make."""
 
 
 def kubernetes_program(name: str) -> Path:
@@ -75,7 +74,6 @@ class ApiServer:
     kubeconfig: Path
     client: httpx.Client
     authority: Path
-    """What those trust who ask it, PEM."""
 
     def ask(
         self, method: str, path: str, body: Any = None, as_user: str | None = None, patch: str = "json", **query: str

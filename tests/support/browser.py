@@ -18,7 +18,6 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
 )  # fmt: skip
 COLOURS: Final = 128
-"""Of a saved picture."""
 
 
 Browse = Callable[..., AbstractContextManager[Any]]

@@ -14,9 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 class Issued(NamedTuple):
     chain: Path
-    """The certificate (chain) alone."""
     key: Path
-    """The private key alone."""
     both: Path
     """Key and chain in one file, as Kafka's keystores of type PEM want it."""
 
@@ -27,7 +25,6 @@ class Authority:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.certificate = directory / "authority.pem"
-        """The certificate that clients which trust this authority are given."""
         key = directory / "authority.key.pem"
         if key.exists():
             self._ca = trustme.CA.from_pem(self.certificate.read_bytes(), key.read_bytes())

@@ -30,11 +30,8 @@ class Rig:
     to_sidecar: list[Link]
     to_broker: Link
     beside: Link
-    """To the broker, without the sidecar."""
     bootstrap: str
-    """For clients."""
     direct: str
-    """For clients without the sidecar."""
     at_rest: Held
 
     def links(self, where: str) -> list[Link]:

@@ -41,7 +41,6 @@ class Working:
         self.done = 0
         """Records acknowledged or read; transactions committed."""
         self.refused: dict[str, str] = {}
-        """Value -> the error that its producer got."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
@@ -217,7 +216,6 @@ class Consuming(Working):
         waits = {"client.id": client_id, "fetch.wait.max.ms": 200, "fetch.error.backoff.ms": 100}
         self._consumer = reader(bootstrap, topic, partitions, self.history, self.name, **waits, **IMPATIENT)
         self.last: dict[Any, int | None] = {}
-        """Of each partition, the offset read last."""
 
     def _run(self) -> None:
         while not self._stop.is_set():

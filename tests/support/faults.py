@@ -55,7 +55,6 @@ class Link:
         self.half_open = False
         self._reset_after: tuple[int, str] | None = None
         self.resets = 0
-        """How often `reset_after` has struck."""
         self.carried = {TO_TARGET: 0, FROM_TARGET: 0}
         """Bytes, of all connections so far; what a reset has thrown away behind us is among them."""
         self._network = network

@@ -41,7 +41,6 @@ class Event(NamedTuple):
 
 History = list[Event]
 Place = tuple[Hashable, int]
-"""A partition and an offset."""
 
 
 def check(history: Sequence[Event]) -> dict[str, list[str]]:

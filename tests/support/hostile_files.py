@@ -17,7 +17,6 @@ class Kind(NamedTuple):
 
     put: Callable[[Path], None]
     reason: str
-    """Part of what is said."""
 
 
 def _socket(path: Path) -> None:

@@ -47,9 +47,7 @@ START_LIMIT_S: Final = 30.0
 @dataclass(frozen=True, slots=True)
 class Realm:
     config: Path
-    """The file of `java.security.krb5.conf`."""
     keytab: Path
-    """The keys of all its principals."""
 
     @property
     def jvm(self) -> tuple[str, ...]:

@@ -94,13 +94,9 @@ class Cluster:
     default_count: int = 3
     topics: dict[str, tuple[uuid.UUID, int]] = field(default_factory=dict)
     seen: list[tuple[int, int]] = field(default_factory=list)
-    """(API key, version) of all that was asked."""
     hidden: set[str] = field(default_factory=set)
-    """Topics that Metadata does not know yet."""
     fail: dict[str, int] = field(default_factory=dict)
-    """Topics that end in this error."""
     auto_create: bool = True
-    """Whether Metadata may create topics."""
     describe_configs: bool = True
     """Whether the client may know how many partitions its new topic has."""
     _ids: Any = field(default_factory=lambda: itertools.count(1))
@@ -210,7 +206,6 @@ class Cluster:
 @dataclass
 class Done:
     message: Any
-    """The answer, decoded by kafka-python."""
     body: bytes
     delay_ms: int
     forwarded: Any

@@ -14,7 +14,6 @@ from tests.support.session_tools import Cut, Driven, from_broker, from_client, r
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 HEAD = base64.urlsafe_b64encode(b'{"alg":"none"}').rstrip(b"=").decode()
-"""Of unsecured tokens."""
 
 
 def handshake(mechanism: str, version: int = 1, correlation_id: int = 1) -> bytes:

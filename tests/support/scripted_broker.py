@@ -48,19 +48,15 @@ class ScriptedBroker:
 
     handler: Handler
     node_port: int = 0
-    """Port that it names as its own in Metadata."""
     received: list[bytes] = field(default_factory=list)
     streams: list[trio.SocketStream] = field(default_factory=list)
     accepted: int = 0
-    """Connections made to it."""
     tls: ssl.SSLContext | None = None
-    """It is spoken to by TLS."""
     offered: dict[int, tuple[int, int]] = field(default_factory=lambda: {METADATA: (0, 13), API_VERSIONS: (0, 4)})
     """API key -> (lowest, highest version) of the APIs that it offers."""
     cluster_id: str = "scripted"
     node_id: int = 1
     others: list[tuple[int, int]] = field(default_factory=list)
-    """Node ids and ports of the cluster's other brokers."""
     asked: list[tuple[str, int]] = field(default_factory=list)
     """(cluster id, node id) that it was asked to be (ApiVersions 5)."""
 
@@ -189,7 +185,6 @@ async def through(
 
 
 _clients: list[trio.SocketStream] = []
-"""Open clients of the running test; closed at its end."""
 
 
 @asynccontextmanager

@@ -16,7 +16,6 @@ from tests.support.sasl_tools import jwt
 PASSWORDS: Final = {"alice": "pw-alice-8d1f", "bob": "pw-bob-51c7", "kquota": "pw-kquota-9e02"}
 """All users; by PLAIN and SCRAM. `kquota` is the sidecar's own, a super user."""
 CLOSED: Final = "closed-"
-"""Only super users may do anything with topics whose names begin so."""
 REAUTH_MS: Final = 8000
 """Clients of the listener SASL_REAUTH have to log in again that often (KIP-368)."""
 

@@ -44,7 +44,6 @@ class Churn:
     """Visits that ended in an error of the client: they are allowed to, faults strike all the time."""
     stop: threading.Event = field(default_factory=threading.Event)
     broken: list[str] = field(default_factory=list)
-    """Errors of these programs themselves."""
 
 
 Visit = Callable[[Churn, random.Random], None]

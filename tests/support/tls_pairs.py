@@ -18,7 +18,6 @@ from tests.support.certificates import Authority, Issued
 from tests.support.openssl_peer import Peer
 
 IMPLEMENTATIONS: Final = {"python": Context} | ({} if channel.CONTEXT is Context else {"openssl": channel.CONTEXT})
-"""Who does TLS, of those that are here."""
 
 
 @contextmanager
@@ -41,7 +40,6 @@ class Pair:
     near: socket.socket
     """What our end is connected to: what it has sent is read here."""
     far: socket.socket
-    """What their end is connected to."""
 
     def carry(self, random_: random.Random | None = None, piece: int = 65_536) -> int:
         """Pass on what either has sent, in pieces of at most so many bytes; how many bytes that were."""

@@ -32,15 +32,12 @@ class Track:
     client_throttle_max_ms: float | None = None
     """The longest throttle time that the library reported; None: it reports none."""
     throttles: int = 0
-    """Delays that the sidecar imposed."""
     held_ms: float = 0.0
-    """Their sum."""
     last_throttle_ms: float = 0.0
     """The latest delay (the mean, if there were several between two queries of the sidecar)."""
     share: float | None = None
     """The part of a fleet's limit that its sidecar may use, as a fraction."""
     muted: bool = False
-    """The sidecar is not reading from it right now."""
     _at: list[float] = field(default_factory=lambda: [0.0])
     _moved: list[float] = field(default_factory=lambda: [0.0])
 
@@ -89,7 +86,6 @@ class Track:
 
 
 STEP_S = 0.25
-"""Interval of the clients' reports."""
 
 
 def is_long_enough(seconds: float) -> bool:

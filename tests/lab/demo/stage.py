@@ -65,7 +65,6 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """The signal that came first."""
         self.raising = True
         self._before: dict[signal.Signals, Any] = {}
 

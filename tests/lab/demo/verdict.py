@@ -20,7 +20,6 @@ class ClientResult:
     steady: float | None
     """Mean rate after the first window; None: the run was too short to have a steady phase."""
     whole: float
-    """Mean rate of the whole run, opening burst included."""
     failure: str
     """What is wrong, as a sentence without a full stop; empty if nothing is."""
 

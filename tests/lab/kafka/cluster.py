@@ -59,9 +59,7 @@ class Node:
     host: str
     port: int
     pid: int
-    """Process id of the JVM."""
     log: Path
-    """The broker's own log file."""
 
 
 @dataclass
@@ -72,7 +70,6 @@ class _Slot:
     folder: Path
     process: GuardedProcess | None = None
     secure_ports: dict[str, int] = field(default_factory=dict)
-    """Ports of the listeners of `security`, by name."""
 
     def __post_init__(self) -> None:
         self.log, self.console, self.data = (self.folder / name for name in ("broker.log", "console.log", "data"))

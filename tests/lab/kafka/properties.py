@@ -29,9 +29,7 @@ class ExtraListener(NamedTuple):
     name: str
     """Letters, digits and underscores, in capitals as Kafka's own listener names are."""
     port: int
-    """Where the broker listens, on 127.0.0.1."""
     advertised_port: int
-    """The advertised port: that of the program in between."""
     protocol: str = "PLAINTEXT"
     """Or SSL; then the broker needs the properties of its certificate."""
 

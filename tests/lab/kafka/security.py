@@ -41,10 +41,8 @@ class BrokerSecurity:
     certificate: Path | None = None
     """PEM file with the brokers' private key (PKCS #8) and certificate chain; needed for listeners with TLS."""
     authority: Path | None = None
-    """PEM file with the certificates that verify clients' certificates."""
     super_users: Sequence[str] = ()
     token_secret: str | None = None
-    """Enables delegation tokens."""
     mechanisms: Sequence[str] = field(default=MECHANISMS)
 
     def properties(self) -> dict[str, str]:
