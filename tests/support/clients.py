@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import Any
 
 from tests.lab.kafka import GuardedProcess, start_tool
@@ -332,17 +332,12 @@ def _java(
     command += ["--command-property", f"client.id={load.client_id}"]
     stdin = subprocess.PIPE if input_ else subprocess.DEVNULL
     with ExitStack() as stack:
-        file = stack.enter_context(NamedTemporaryFile("w", suffix=".properties"))
+        file, log = stack.enter_context(NamedTemporaryFile("w")), stack.enter_context(TemporaryFile("w+"))
         file.writelines(f"{name}={value}\n" for name, value in load.settings.items())
         file.flush()
         command += ["--command-config", file.name]
         tool = f"org.apache.kafka.tools.{main_class}"
-        process = stack.enter_context(start_tool(tool, command, JAVA_VERSION, stdin=stdin))
-        assert process.stderr is not None
-        stderr = process.stderr
-        lines: list[str] = []
-        reader = threading.Thread(target=lambda: lines.extend(stderr), daemon=True)
-        reader.start()
+        process = stack.enter_context(start_tool(tool, command, JAVA_VERSION, stdin=stdin, stderr=log))
         limit = threading.Timer(max(0.0, timeline.began + load.limit_s - time.monotonic()), process.kill)
         limit.start()
         try:
@@ -354,7 +349,8 @@ def _java(
         finally:
             limit.cancel()
             process.wait()
-            reader.join()
+        log.seek(0)
+        lines = log.readlines()
         complaints = [line.strip() for line in lines if "] WARN " in line or "] ERROR " in line]
         timeline.errors += filter(is_trouble, complaints)
         if process.returncode:
