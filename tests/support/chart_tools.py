@@ -150,7 +150,7 @@ def render_text(
     chart: Path = CHART,
     release: HelmRelease = HELM_4,
 ) -> str:
-    given = ["template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", kubernetes]
+    given: list[str | Path] = ["template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", kubernetes]
     given += ["--values", values] if values is not None else []
     done = helm(*given, *extra, release=release)
     assert done.returncode == 0, done.stderr
@@ -174,10 +174,11 @@ def documents(text: str) -> list[dict[str, Any]]:
     return [document for document in yaml.load_all(text, _Loader) if document]
 
 
-def manifest(
-    kind: str, name: str, api: str = "v1", labels: dict[str, str] | None = None, **body: Any
-) -> dict[str, Any]:
-    metadata = {"name": name} | ({"labels": labels} if labels else {})
+Labels = dict[str, str] | None
+
+
+def manifest(kind: str, name: str, api: str = "v1", labels: Labels = None, **body: Any) -> dict[str, Any]:
+    metadata = {"name": name, "labels": labels} if labels else {"name": name}
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
 
 
