@@ -83,7 +83,12 @@ class Release:
     @contextmanager
     def following(self, pod: dict[str, Any], *containers: str) -> Iterator[dict[str, list[str]]]:
         """The lines of a pod's containers from now on, with times, also while it ends; filled after the block."""
-        common = [self.node.programs.kubectl, "logs", f"--namespace={self.namespace}", name_of_pod(pod)]
+        common: list[str | Path] = [
+            self.node.programs.kubectl,
+            "logs",
+            f"--namespace={self.namespace}",
+            name_of_pod(pod),
+        ]
         common += ["--follow", "--timestamps", "--tail=1"]
         env = self.node.environment()
         found: dict[str, list[str]] = {}
@@ -128,7 +133,7 @@ def installed(node: Node, chart: Path, namespace: str, values: dict[str, Any]) -
 def kquota(node: Node, *arguments: str) -> str:
     """The command line as it is run next to a cluster, with kubectl on PATH."""
     with node.inside():
-        command = [Path(sys.executable).with_name("kquota"), *arguments]
+        command: list[str | Path] = [Path(sys.executable).with_name("kquota"), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=node.environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

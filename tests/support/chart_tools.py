@@ -274,7 +274,7 @@ def kustomize() -> dict[Path, str]:
     for container in spec["initContainers"]:
         container["image"] = "kquota"  # which `images` of a kustomization replaces
     template = {"metadata": {"labels": {"kquota.io/config": "kquota"}}, "spec": spec}
-    inner = {"spec": {"template": template}}
+    inner: dict[str, Any] = {"spec": {"template": template}}
     patches = {
         "workload.yaml": ("apps/v1", "Deployment", inner, "for what has pods of its own."),
         "cronjob.yaml": ("batch/v1", "CronJob", {"spec": {"jobTemplate": inner}}, "for CronJobs."),
@@ -326,7 +326,7 @@ README: Final = CHART / "README.md"
 def readme() -> str:
     """Made by a real helm-docs from Chart.yaml, values.yaml and README.md.gotmpl."""
     program = go_tools.program("helmdocs", "github.com/norwoodj/helm-docs/cmd/helm-docs")
-    command = [program, "--chart-search-root=.", "--sort-values-order=file", "--log-level=warning"]
+    command: list[str | Path] = [program, "--chart-search-root=.", "--sort-values-order=file", "--log-level=warning"]
     with tempfile.TemporaryDirectory() as folder:
         for name in ("Chart.yaml", "values.yaml", "README.md.gotmpl"):
             shutil.copy(CHART / name, folder)

@@ -74,14 +74,14 @@ def _fault(strike: Callable[Concatenate[Rig, P], None]) -> Callable[P, Callable[
 
 
 @_fault
-def cut(rig: Rig, where: str, *, reset: bool) -> None:
+def cut(rig: Rig, /, where: str, *, reset: bool) -> None:
     for _ in range(3):
         rig.each(where, lambda link: link.cut(reset=reset))
         time.sleep(0.3)
 
 
 @_fault
-def gone_for(rig: Rig, where: str, seconds: float) -> None:
+def gone_for(rig: Rig, /, where: str, seconds: float) -> None:
     """Reset all connections of one side and refuse new ones."""
     rig.each(where, Link.refuse)
     rig.each(where, lambda link: link.cut(reset=True))
@@ -90,7 +90,7 @@ def gone_for(rig: Rig, where: str, seconds: float) -> None:
 
 
 @_fault
-def with_setting(rig: Rig, where: str, seconds: float, **settings: float | bool) -> None:
+def with_setting(rig: Rig, /, where: str, seconds: float, **settings: float | bool) -> None:
     for link in rig.links(where):
         for name, value in settings.items():
             setattr(link, name, value)
@@ -99,7 +99,7 @@ def with_setting(rig: Rig, where: str, seconds: float, **settings: float | bool)
 
 
 @_fault
-def reset_within_frames(rig: Rig, where: str, direction: str, count: int) -> None:
+def reset_within_frames(rig: Rig, /, where: str, direction: str, count: int) -> None:
     """Reset connections after `count` bytes. Batches have 5 to 30 kB: the reset strikes inside a message."""
     before = rig.resets(where)
     rig.each(where, lambda link: link.reset_after(count, direction))

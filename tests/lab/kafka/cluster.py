@@ -254,7 +254,8 @@ class KafkaCluster:
         taken = {port for extra in self._extra_listeners for port in (extra.port, extra.advertised_port)}
         ports = free_ports(len(node_ids), taken)
         self._voters = [Voter(node_id, port) for node_id, port in zip(node_ids, ports, strict=True)]
-        for node_id, address in zip(node_ids, self._addresses or [None] * len(node_ids), strict=True):
+        addresses: Sequence[tuple[str, int] | None] = self._addresses or [None] * len(node_ids)
+        for node_id, address in zip(node_ids, addresses, strict=True):
             self._slots[node_id] = self._new_slot(node_id, taken | self._ports(), address)
         slots = list(self._slots.values())
         for slot in slots:
