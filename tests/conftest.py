@@ -34,27 +34,11 @@ HERE: Final = Path(__file__).parent
 FOLDERS: Final = ("unit", "loopback", "system", "broker", "spark")
 
 BEGUN_FIRST: Final = (
-    "test_analysis_plans",
-    "test_analysis_jobs",
-    "test_analysis_cluster",
-    "test_soak",
-    "test_transparency",
-    "test_fleet",
-    "test_mutations_clients",
-    "test_quota_admin_kafka",
-    "test_throttle_on_the_wire",
-    "test_sasl_clients",
-    "test_mutations_brokers",
-    "test_demo",
-    "test_project_tools",
-    "test_export",
-    "test_faults",
-    "test_transparent_kafka",
-    "test_ui",
-    "test_benchmarks_tiny",
-    "test_tls_brokers",
-    "test_compiled_build",
-)
+    "test_analysis_plans", "test_analysis_jobs", "test_analysis_cluster", "test_soak", "test_transparency",
+    "test_fleet", "test_mutations_clients", "test_quota_admin_kafka", "test_throttle_on_the_wire", "test_sasl_clients",
+    "test_mutations_brokers", "test_demo", "test_project_tools", "test_export", "test_faults", "test_transparent_kafka",
+    "test_ui", "test_benchmarks_tiny", "test_tls_brokers", "test_compiled_build",
+)  # fmt: skip
 """Files that take longest: no worker is left with one of them at the end while the others have none."""
 
 SPARK_LIMIT_S = 900
@@ -88,7 +72,6 @@ def share_ports(worker: int, workers: int) -> None:
 
 
 def room_of(path: Path) -> str | None:
-    """The room that a file is in."""
     first = path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
     return first if first in FOLDERS else None
 
@@ -110,7 +93,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def begun(item: pytest.Item) -> int:
-    """The place of a test's file in the order in which files begin."""
     name = item.path.stem
     return BEGUN_FIRST.index(name) if name in BEGUN_FIRST else len(BEGUN_FIRST)
 
@@ -150,7 +132,6 @@ def nothing_is_left_to_the_garbage_collector() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Issues the certificates of the secured cluster and of its clients."""
     from tests.support.certificates import Authority
 
     return Authority(tmp_path_factory.mktemp("certificates"))

@@ -51,7 +51,6 @@ def seen(value: Any) -> Any:
 
 
 def table(rng: random.Random) -> QuotaTable:
-    """Some limits for all clients."""
     rate = rng.choice(RATES)
     limits: dict[str, Any] = {
         "producer_byte_rate": rate,
@@ -72,7 +71,6 @@ class Sender:
 
 
 def case(seed: int, operations: int = 150) -> str:
-    """The digest of one run."""
     rng, digest = random.Random(seed), hashlib.sha256()
     cap = rng.choice([None, 1000, 30_000])
     ledger = Ledger(table(rng), smooth=rng.random() < 0.7, max_throttle_ms=cap, num_samples=rng.choice([1, 2, 11]))
@@ -119,7 +117,6 @@ def case(seed: int, operations: int = 150) -> str:
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=60)

@@ -48,7 +48,6 @@ class NotFitError(Exception):
 
 
 def version_of(root: Path) -> str:
-    """The version that all the places agree on."""
     version: str = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     chart: dict[str, Any] = yaml.safe_load((root / "helm/kquota/Chart.yaml").read_text())
     for name in ("version", "appVersion"):
@@ -74,12 +73,10 @@ def released_on(root: Path, version: str = "") -> datetime.date:
 
 
 def _run(command: Sequence[str | Path], cwd: Path) -> str:
-    done = subprocess.run(
-        [str(one) for one in command], cwd=cwd, capture_output=True, text=True, timeout=STEP_LIMIT_S, env=_environment()
-    )
+    words, env = [str(one) for one in command], _environment()
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=STEP_LIMIT_S, env=env)
     if done.returncode != 0:
-        shown = " ".join(str(one) for one in command)
-        raise NotFitError(f"`{shown}` ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise NotFitError(f"`{' '.join(words)}` ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
@@ -87,11 +84,8 @@ def _environment() -> dict[str, str]:
     """Nothing of this checkout on the path; every package as it is pinned, those that build included, which are not
     compiled to bytecode, as each is used once."""
     without = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return without | {
-        "PIP_CONSTRAINT": str(PINS),
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PIP_COMPILE": "0",  # (PIP_NO_COMPILE=1 would ask for it)
-    }
+    # (PIP_NO_COMPILE=1 would ask for bytecode.)
+    return without | {"PIP_CONSTRAINT": str(PINS), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_COMPILE": "0"}
 
 
 def check(root: Path, out: Path, tag: str = "") -> list[Path]:
@@ -101,9 +95,8 @@ def check(root: Path, out: Path, tag: str = "") -> list[Path]:
         raise NotFitError(f"the tag is {tag}, the version {version}: the tag has to be v{version}")
     shutil.rmtree(out, ignore_errors=True)
     # Times in the wheel are those of the day of the release, whenever it is built: reproducible-builds.org.
-    os.environ["SOURCE_DATE_EPOCH"] = str(
-        int(datetime.datetime.combine(day, datetime.time(), datetime.UTC).timestamp())
-    )
+    midnight = datetime.datetime.combine(day, datetime.time(), datetime.UTC)
+    os.environ["SOURCE_DATE_EPOCH"] = str(int(midnight.timestamp()))
     print(f"· building kquota {version}: the sdist, and the wheel from it", flush=True)
     _run([sys.executable, "-m", "build", "--outdir", out, root], root)
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
@@ -138,12 +131,7 @@ def check(root: Path, out: Path, tag: str = "") -> list[Path]:
 
 def bills_of_materials(root: Path, out: Path, version: str, python: Path) -> list[Path]:
     """CycloneDX (ECMA-424) of an environment with the wheel in it, and of the Python packages of the sidecar's image.
-
-    The tool checks both against CycloneDX's schema; here they are held to what is installed and what is locked.
-
-    Raises:
-        NotFitError: something is missing in one of them, or in it without reason.
-    """
+    The tool checks both against CycloneDX's schema; here they are held to what is installed and what is locked."""
     tool = [sys.executable, "-m", "cyclonedx_py"]
     ways = ["--output-reproducible", "--validate", "--pyproject", root / "pyproject.toml", "--mc-type", "application"]
     wheel, image = out / f"kquota-{version}.cdx.json", out / f"kquota-{version}-image.cdx.json"
@@ -152,13 +140,11 @@ def bills_of_materials(root: Path, out: Path, version: str, python: Path) -> lis
     _run([*tool, "requirements", *ways, "--output-file", image, lock], root)
     listed = json.loads(_run([*PIP, "--python", python, "list", "--format", "json"], root))
     installed = {(_normal(one["name"]), one["version"]) for one in listed} - {("kquota", version)}
-    locked = {
-        (_normal(name), of) for name, of in re.findall(r"^([\w.-]+)==([\w.!+-]+)", lock.read_text(), re.MULTILINE)
-    }
+    pins = re.findall(r"^([\w.-]+)==([\w.!+-]+)", lock.read_text(), re.MULTILINE)
+    locked = {(_normal(name), pinned) for name, pinned in pins}
     for bill, wanted in ((wheel, installed), (image, locked)):
         content = json.loads(bill.read_text())
-        components = content["components"]
-        found = {(_normal(one["name"]), one["version"]) for one in components} - {("kquota", version)}
+        found = {(_normal(one["name"]), one["version"]) for one in content["components"]} - {("kquota", version)}
         if found != wanted:
             raise NotFitError(f"{bill.name}: {sorted(found ^ wanted)} are in it or in {lock.name}, not in both")
         about = content["metadata"]["component"]
@@ -176,7 +162,6 @@ def _sum(path: Path) -> str:
 
 
 def main() -> int:
-    """The command line."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--tag", default="", help="the tag that the release would have")
     arguments.add_argument("--out", type=Path, default=ROOT / "dist")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 import re
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,34 +18,29 @@ from quota.record import to_line
 from tests.lab.kafka.ports import free_ports
 from tests.spark.test_analysis_cli import ROOT, kquota
 from tests.support.spark_tools import QUICK, record
+from tests.support.waiting import listens, until
 
 SERVER = ROOT / ".venv/s3/bin/moto_server"
-START_LIMIT_S = 60.0
 BUCKET = "usage"
 
 
 class Store:
-    """A bucket in an S3 server that does not check credentials."""
-
     def __init__(self, url: str) -> None:
         self.url = url
         # The server checks no signature, but without any it shows public objects only.
         unchecked = {"Authorization": "AWS a-user:unchecked"}
-        self._client = httpx.Client(base_url=url, timeout=30.0, headers=unchecked)
-        self._client.put(f"/{BUCKET}").raise_for_status()
+        self.client = httpx.Client(base_url=url, timeout=30.0, headers=unchecked)
+        self.client.put(f"/{BUCKET}").raise_for_status()
 
     def put(self, key: str, body: bytes) -> None:
-        self._client.put(f"/{BUCKET}/{key}", content=body).raise_for_status()
+        self.client.put(f"/{BUCKET}/{key}", content=body).raise_for_status()
 
     def get(self, key: str) -> str:
-        return self._client.get(f"/{BUCKET}/{key}").raise_for_status().text
+        return self.client.get(f"/{BUCKET}/{key}").raise_for_status().text
 
     def keys(self, prefix: str) -> list[str]:
-        text = self._client.get(f"/{BUCKET}", params={"list-type": "2", "prefix": prefix}).raise_for_status().text
+        text = self.client.get(f"/{BUCKET}", params={"list-type": "2", "prefix": prefix}).raise_for_status().text
         return re.findall(r"<Key>([^<]*)</Key>", text)
-
-    def close(self) -> None:
-        self._client.close()
 
 
 @pytest.fixture
@@ -60,16 +52,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
         command = [str(SERVER), "-H", "127.0.0.1", "-p", str(port)]
         process = stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
         stack.callback(process.terminate)
-        deadline = time.monotonic() + START_LIMIT_S
-        while True:
-            assert process.poll() is None, (tmp_path / "server.log").read_text()
-            assert time.monotonic() < deadline
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            time.sleep(0.2)
+        until(lambda: listens("127.0.0.1", port) or process.poll() is not None)
+        assert process.poll() is None, (tmp_path / "server.log").read_text()
         made = Store(f"http://127.0.0.1:{port}")
-        stack.callback(made.close)
+        stack.enter_context(made.client)
         yield made
 
 
@@ -89,8 +75,7 @@ def options(store: Store) -> list[str]:
 def documented() -> dict[str, str]:
     """The packages that docs/analysis.md names."""
     text = (ROOT / "docs/analysis.md").read_text()
-    lines = [line for line in text.splitlines() if line.startswith("spark.jars.")]
-    found = dict(line.split(None, 1) for line in lines)
+    found = dict(line.split(None, 1) for line in text.splitlines() if line.startswith("spark.jars."))
     assert set(found) == {"spark.jars.packages", "spark.jars.excludes"}
     return found
 

@@ -26,7 +26,6 @@ PACKAGES = ("quota", "proxy", "config", "deploy", "tests")
 BUILDER = Path(sys.prefix) / "build/bin/python"
 TESTS = tuple(f"tests/loopback/test_{name}.py" for name in ("connection_io", "tls_channel", "tls_handshakes"))
 EXIT_CODE = 86
-"""Of a process that a sanitizer has ended."""
 BUILD_LIMIT_S = 900.0
 
 
@@ -101,7 +100,6 @@ def _compile(target: Path) -> None:
 
 
 def run(library: Path, *argv: str, timeout_s: float | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-    """A Python with the sanitized code, in the copy."""
     return subprocess.run(
         [sys.executable, *argv],
         cwd=TREE,
@@ -127,17 +125,13 @@ def fuzz_arguments(name: str, directory: Path, seconds: int, runs: int = -1) -> 
     """The fuzz target, mutated blindly: atheris brings a libFuzzer with sanitizers of its own."""
     from tests.fuzz.targets import TARGETS
 
-    seeds = directory / "seeds"
-    seeds.mkdir(parents=True, exist_ok=True)
     target = TARGETS[name]
-    for number, seed in enumerate(target.seeds()):
-        (seeds / f"{number:04}").write_bytes(seed[: target.max_bytes])
+    target.write_seeds(seeds := directory / "seeds")
     limits = [f"-max_total_time={seconds}", f"-atheris_runs={runs}", f"-max_len={target.max_bytes}"]
     return ["-c", FUZZ.format(name=name), *limits, f"-artifact_prefix={directory}/", str(seeds)]
 
 
 def main() -> None:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60, help="of fuzzing")
     options = parser.parse_args()

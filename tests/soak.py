@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,8 +60,6 @@ EXPLAINED: dict[tuple[str, str | None], str] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """What the sidecar held at one moment."""
-
     at_s: float
     rss_mb: float
     descriptors: int
@@ -72,8 +71,6 @@ class Sample:
 
 @dataclass
 class Soaked:
-    """Everything there is to judge."""
-
     minutes: float
     samples: list[Sample] = field(default_factory=list)
     visits: dict[str, int] = field(default_factory=dict)
@@ -87,7 +84,6 @@ class Soaked:
     at_rest_before: Held | None = None
     at_rest_after: Held | None = None
     left: Any = None
-    """The connections that are open then."""
     problems: list[str] = field(default_factory=list)
     closed: dict[str, float] = field(default_factory=dict)
     opened: float = 0.0
@@ -97,26 +93,19 @@ def slope_mb_per_h(samples: list[Sample]) -> float:
     """Growth of the resident set: the median of the slopes between all pairs of samples (Theil and Sen), which a few
     steps up or down move little. At most 300 samples are taken, evenly."""
     some = samples[:: max(len(samples) // 300, 1)]
-    slopes = [
-        (b.rss_mb - a.rss_mb) / (b.at_s - a.at_s) for a, b in itertools.combinations(some, 2) if b.at_s - a.at_s > 1.0
-    ]
+    pairs = [(a, b) for a, b in itertools.combinations(some, 2) if b.at_s - a.at_s > 1.0]
+    slopes = [(b.rss_mb - a.rss_mb) / (b.at_s - a.at_s) for a, b in pairs]
     return statistics.median(slopes) * 3600.0
 
 
 def second_half(soaked: Soaked) -> list[Sample]:
-    """Of the samples."""
     return soaked.samples[int(len(soaked.samples) * WARM_SHARE) :]
 
 
 def judge(soaked: Soaked) -> list[str]:
-    """What is wrong; nothing if all is well."""
     short = soaked.minutes < SHORT_MINUTES
-    found = (
-        soaked.problems
-        if not short or len(soaked.problems) > 3
-        else [one for one in soaked.problems if not one.startswith(NO_ANSWER)]
-    )
-    found = list(found)
+    may_miss = short and len(soaked.problems) <= 3
+    found = [one for one in soaked.problems if not (may_miss and one.startswith(NO_ANSWER))]
     late = second_half(soaked)
     bound = max(10.0, 5.0 / (late[-1].at_s - late[0].at_s) * 3600.0 / 1.5)
     slope = slope_mb_per_h(late)
@@ -173,19 +162,15 @@ def reload(proxy: Sidecar, turn: int) -> bool:
     ]
     if not good:
         config["quotas"][0]["producer_byte_rate"] = -1
-    text = yaml.safe_dump(config)
-    if good:
-        proxy.config.write_text(text)
-    else:
-        before = proxy.config.read_text()
-        proxy.config.write_text(text)
+    before = proxy.config.read_text()
+    proxy.config.write_text(yaml.safe_dump(config))
+    if not good:
         time.sleep(2.5)
         proxy.config.write_text(before)
     return good
 
 
 def rss_mb(pid: int) -> float:
-    """Resident set size of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -193,36 +178,24 @@ def rss_mb(pid: int) -> float:
 
 
 def sample(proxy: Sidecar, began_s: float) -> Sample:
-    """Look once."""
     values = {one.name: one.value for one in proxy.samples() if not one.labels}
-    return Sample(
-        round(time.monotonic() - began_s, 1),
-        round(rss_mb(proxy.pid), 2),
-        len(list(Path(f"/proc/{proxy.pid}/fd").iterdir())),
-        int(values["kquota_tasks"]),
-        int(values["kquota_pipes_open"]),
-        int(values["kquota_fetch_reservations"]),
-        int(values["kquota_connections_open"]),
-    )
+    held = [int(values[f"kquota_{name}"]) for name in ("tasks", "pipes_open", "fetch_reservations", "connections_open")]
+    descriptors = len(list(Path(f"/proc/{proxy.pid}/fd").iterdir()))
+    return Sample(round(time.monotonic() - began_s, 1), round(rss_mb(proxy.pid), 2), descriptors, *held)
 
 
 def complaints(log: Path) -> Iterator[dict[str, Any]]:
-    """Lines of the log that need an explanation."""
-    for line in log.read_text().splitlines():
-        entry = json.loads(line)
-        if entry["level"] in ("warning", "error", "critical"):
-            yield entry
+    entries = map(json.loads, log.read_text().splitlines())
+    return (entry for entry in entries if entry["level"] in ("warning", "error", "critical"))
 
 
 def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> Soaked:
     """Run it. Raises AssertionError when acknowledged records are not as they should be."""
     soaked = Soaked(minutes)
-    with (
-        TemporaryDirectory(prefix="kquota-soak-") as directory,
-        between_links(
-            QUOTAS, export={"directory": f"{directory}/usage", "interval_s": 5, "keep_bytes": 5_000_000}
-        ) as stage,
-    ):
+    with ExitStack() as stack:
+        directory = stack.enter_context(TemporaryDirectory(prefix="kquota-soak-"))
+        export = {"directory": f"{directory}/usage", "interval_s": 5, "keep_bytes": 5_000_000}
+        stage = stack.enter_context(between_links(QUOTAS, export=export))
         proxy, direct = stage.proxy, stage.cluster.bootstrap[0]
         for topic in TOPICS:
             create_topic(direct, topic)
@@ -244,8 +217,8 @@ def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> S
         soaked.opened = proxy.metric("kquota_connections_opened_total")
         soaked.closed = _by_reason(proxy)
         for entry in complaints(proxy.log):
-            soaked.complaints[(entry["message"], entry.get("reason"))] += 1
-            if (entry["message"], entry.get("reason")) not in EXPLAINED:
+            soaked.complaints[kind := (entry["message"], entry.get("reason"))] += 1
+            if kind not in EXPLAINED:
                 say(json.dumps(entry))
     return soaked
 
@@ -259,8 +232,9 @@ def _strike_and_watch(
     sample_every_s = 1.0 if soaked.minutes < 10 else 5.0
     next_sample_s = next_reload_s = next_fault_s = began_s
     next_kill_s = began_s + min(KILL_EVERY_S, soaked.minutes * 30)
-    turns = itertools.cycle(_shuffled(dice))
-    turn = 0
+    faults = [(where, what) for where in ("clients", "broker") for what in FAULTS]
+    dice.shuffle(faults)
+    turns, turn = itertools.cycle(faults), 0
     while (now_s := time.monotonic()) < end_s:
         if churn.broken:
             return
@@ -292,12 +266,6 @@ def _strike_and_watch(
         time.sleep(0.1)
 
 
-def _shuffled(dice: random.Random) -> list[tuple[str, str]]:
-    every = [(where, what) for where in ("clients", "broker") for what in FAULTS]
-    dice.shuffle(every)
-    return every
-
-
 def _by_reason(proxy: Sidecar) -> dict[str, float]:
     closed = (one for one in proxy.samples() if one.name == "kquota_connections_closed_total")
     return {one.labels["reason"]: one.value for one in closed}
@@ -307,7 +275,6 @@ def _by_reason(proxy: Sidecar) -> dict[str, float]:
 
 
 def plot(soaked: Soaked, path: Path) -> None:
-    """Memory, and what else is held, over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -332,8 +299,8 @@ def plot(soaked: Soaked, path: Path) -> None:
 
 
 def summary(soaked: Soaked) -> str:
-    """In a few lines."""
     late = second_half(soaked)
+    logged = [f"{count} x {message} ({reason})" for (message, reason), count in soaked.complaints.items()]
     lines = [
         f"{soaked.minutes:g} minutes, {len(soaked.samples)} samples",
         f"memory, second half: {late[0].rss_mb:.1f} -> {late[-1].rss_mb:.1f} MB, {slope_mb_per_h(late):+.2f} MB/h",
@@ -345,14 +312,12 @@ def summary(soaked: Soaked) -> str:
         f"reloads: {soaked.reloads}, and {soaked.refused_reloads} bad files refused",
         f"connections: {soaked.opened:.0f} opened, closed by reason {soaked.closed}",
         f"held before {soaked.at_rest_before}, after {soaked.at_rest_after}",
-        "complaints in the log: "
-        + "; ".join(f"{count} x {message} ({reason})" for (message, reason), count in soaked.complaints.items()),
+        f"complaints in the log: {'; '.join(logged)}",
     ]
     return "\n".join(lines)
 
 
 def main() -> int:
-    """The command."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--minutes", type=float, default=30.0)
     arguments.add_argument("--seed", type=int, default=1)

@@ -22,7 +22,7 @@ import duckdb
 import pyspark
 from kafka import KafkaProducer
 
-from quota.record import Row, to_line
+from quota.record import to_line
 from tests.lab.kafka import KafkaCluster
 from tests.support.spark_tools import T0_MS, record
 
@@ -38,7 +38,6 @@ BATCH = 150
 BACK = 40
 """A repeat comes up to so many records later: 80 s by the records' clock, well within the stream's delay."""
 BAD_EVERY = 100
-"""One row in so many is no record."""
 STEP_LIMIT_S = 180.0
 """A stream that writes no batch for so long, its start included, has stopped working."""
 END_LIMIT_S = 60.0
@@ -55,8 +54,6 @@ class ExactlyOnceError(Exception):
 
 @dataclass
 class Sent:
-    """What was produced, added up as the stream has to."""
-
     producer: KafkaProducer
     dice: random.Random
     sums: dict[Place, Sums] = field(default_factory=dict)
@@ -70,7 +67,8 @@ class Sent:
         for _ in range(count):
             self.records += 1
             number = self.records
-            row = self._row(number)
+            client = f"c{number % CLIENTS}"
+            row = record(number, number * INTERVAL_S, duration_s=INTERVAL_S, client_id=client, produce_bytes=number)
             self._send(to_line(row))
             self._last = [*self._last[-BACK + 1 :], to_line(row)]
             if self.dice.random() < 1 / 3:  # delivery is at least once
@@ -78,9 +76,9 @@ class Sent:
             if number % BAD_EVERY == 0:
                 self.bad.append(f"no record {number}")
                 self._send(self.bad[-1].encode())
-            place = (row["client_id"], (number * INTERVAL_S + INTERVAL_S // 2) // 60)
+            place = (client, (number * INTERVAL_S + INTERVAL_S // 2) // 60)
             before = self.sums.get(place, (0, 0))
-            self.sums[place] = (before[0] + 1, before[1] + row["produce_bytes"])
+            self.sums[place] = (before[0] + 1, before[1] + number)
         self.producer.flush()
 
     def close(self) -> None:
@@ -88,10 +86,6 @@ class Sent:
         self._send(to_line(record(self.records + 1, self.records * INTERVAL_S + 7200, client_id="closing")))
         self.producer.flush()
         self.producer.close()
-
-    def _row(self, number: int) -> Row:
-        client = f"c{number % CLIENTS}"
-        return record(number, number * INTERVAL_S, duration_s=INTERVAL_S, client_id=client, produce_bytes=number)
 
     def _send(self, line: bytes) -> None:
         self.producer.send(TOPIC, line, partition=0)
@@ -107,14 +101,11 @@ class Driver:
             "--conf", "spark.executor.memory=600m", "--conf", "spark.sql.shuffle.partitions=2",
             "--conf", "spark.deploy.maxExecutorRetries=-1", "--conf", "spark.task.maxFailures=20",
         ]  # fmt: skip
+        env = os.environ | {"SPARK_HOME": str(spark_home)}
         with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=out, cwd=ROOT, start_new_session=True,
-                env=os.environ | {"SPARK_HOME": str(spark_home)},
-            )  # fmt: skip
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT, start_new_session=True, env=env)
 
     def executors(self) -> list[int]:
-        """Executors of the group that run."""
         return [pid for pid, command in self._group() if EXECUTOR in command]
 
     def kill(self) -> None:
@@ -129,7 +120,6 @@ class Driver:
             time.sleep(0.02)
 
     def _group(self) -> Iterator[tuple[int, str]]:
-        """Processes of the group that run: their ids and commands."""
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError, ValueError):  # it has ended
                 state, _, group = (path / "stat").read_text().rpartition(")")[2].split()[:3]
@@ -207,15 +197,12 @@ def run(kills: int, seed: int, limit_s: float, say: Callable[[str], None] = prin
             while not until():
                 if driver.process.poll() is not None or time.monotonic() > deadline:
                     tail = log.read_text(errors="replace")[-3000:]
-                    raise ExactlyOnceError(
-                        f"{what} after {time.monotonic() - began:.0f} s, {dict(done)} killed: {tail}"
-                    )
+                    after_s = time.monotonic() - began
+                    raise ExactlyOnceError(f"{what} after {after_s:.0f} s, {dict(done)} killed: {tail}")
                 time.sleep(0.02)
 
-        arguments = [
-            "--input", f"kafka://{','.join(kafka.bootstrap)}/{TOPIC}", "--output", str(output),
-            "--delay", "2 minutes",
-        ]  # fmt: skip
+        source = f"kafka://{','.join(kafka.bootstrap)}/{TOPIC}"
+        arguments = ["--input", source, "--output", str(output), "--delay", "2 minutes"]
         killed = [*arguments, "--batch", str(BATCH), "--trigger", "100 milliseconds"]
         sent.more(PER_KILL)
         driver = Driver(killed, log, home)
@@ -240,9 +227,7 @@ def run(kills: int, seed: int, limit_s: float, say: Callable[[str], None] = prin
         driver.kill()
         early = len(rolled(rollups))
         if not 0 < early < len(sent.sums):
-            raise ExactlyOnceError(
-                f"{early} of {len(sent.sums)} minutes were written at the last kill: it showed nothing"
-            )
+            raise ExactlyOnceError(f"{early} of {len(sent.sums)} minutes at the last kill: it showed nothing")
         sent.close()
         driver = Driver([*arguments, "--once"], log, home)
         with suppress(subprocess.TimeoutExpired):

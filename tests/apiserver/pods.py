@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.support.apiserver_tools import ApiServer
+from tests.support.chart_tools import manifest
 
 NAMESPACE = "orders"
 CONTROLLERS = "system:serviceaccount:kube-system:"
@@ -32,13 +33,8 @@ def deployment_pod(api: ApiServer) -> dict[str, Any]:
     made = _workload(api, "Deployment", "orders", {"selector": {"matchLabels": labels}, "template": template})
     labels = labels | {"pod-template-hash": "6d5f8c7b9d"}
     template = {"metadata": template["metadata"] | {"labels": labels}, "spec": spec}
-    replicas = _workload(
-        api,
-        "ReplicaSet",
-        "orders-6d5f8c7b9d",
-        {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
-        owner=made,
-    )
+    pods = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    replicas = _workload(api, "ReplicaSet", "orders-6d5f8c7b9d", pods, owner=made)
     metadata = template["metadata"] | {"generateName": "orders-6d5f8c7b9d-", "ownerReferences": [_reference(replicas)]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
@@ -56,27 +52,21 @@ def job_pod(api: ApiServer) -> dict[str, Any]:
 
 
 def bare_pod() -> dict[str, Any]:
-    spec = {"containers": [container("app")], "automountServiceAccountToken": False}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "bare"}, "spec": spec}
+    return manifest("Pod", "bare", spec={"containers": [container("app")], "automountServiceAccountToken": False})
 
 
 def _workload(
     api: ApiServer, kind: str, name: str, spec: dict[str, Any], owner: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     group = "batch/v1" if kind == "Job" else "apps/v1"
-    metadata: dict[str, Any] = {"name": name}
+    body = manifest(kind, name, group, spec=spec)
     if owner is not None:
-        metadata["ownerReferences"] = [_reference(owner)]
-    body = {"apiVersion": group, "kind": kind, "metadata": metadata, "spec": spec}
+        body["metadata"]["ownerReferences"] = [_reference(owner)]
     return api.create(f"/apis/{group}/namespaces/{NAMESPACE}/{kind.lower()}s", body)
 
 
 def _reference(owner: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": owner["metadata"]["name"],
-        "uid": owner["metadata"]["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
+    named = {key: owner[key] for key in ("apiVersion", "kind")} | {
+        key: owner["metadata"][key] for key in ("name", "uid")
     }
+    return named | {"controller": True, "blockOwnerDeletion": True}

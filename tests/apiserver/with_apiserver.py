@@ -10,9 +10,9 @@ import signal
 import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,14 @@ from tests.support.chart_tools import (
     ci_values,
     documents,
     helm,
+    manifest,
     of_kind,
     pod_specs,
     render_example,
     render_text,
 )
+from tests.support.waiting import answered
+from tests.support.web_server import Answering, serving
 from tests.support.webhook_tools import GENERATED, REVIEWS, VALUES, admission_review, service_account
 
 GROUPS = {
@@ -56,8 +59,8 @@ GROUPS = {
     "sparkoperator.k8s.io/v1beta2": ("ScheduledSparkApplication", "SparkApplication"),
 }
 """Where each kind that the chart makes is kept; a kind that is not here fails the test."""
+OPERATORS = ("cert-manager.io/v1", "monitoring.coreos.com/v1", "sparkoperator.k8s.io/v1beta2")
 EVERYWHERE = {"ClusterRole", "ClusterRoleBinding", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
-"""Kinds that are in no namespace."""
 REDIRECT = "kquota-redirect"
 """The one container that is root, with NET_ADMIN: only where namespaces do not enforce "restricted" (docs)."""
 NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
@@ -65,18 +68,10 @@ NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
 
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """An API server with the operators' definitions, and the namespaces that the values name."""
     with api_server(tmp_path_factory.mktemp("apiserver")) as running:
         for one in crds():
             running.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", one)
-        for kind in (
-            "Certificate",
-            "Issuer",
-            "PodMonitor",
-            "PrometheusRule",
-            "ScheduledSparkApplication",
-            "SparkApplication",
-        ):
+        for kind in (kind for group, kinds in GROUPS.items() if group in OPERATORS for kind in kinds):
             wait_for(kind, lambda kind=kind: running.ask("GET", path(kind, "default")).status_code == 200)
         running.namespace(pods.NAMESPACE, {"kquota.io/injection": "enabled"})
         for name in ("invoices", "monitoring"):
@@ -172,25 +167,16 @@ class Recorder(http.server.ThreadingHTTPServer):
         self.socket = tls.wrap_socket(self.socket, server_side=True)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
+class _Handler(Answering):
+    def do_POST(self) -> None:  # noqa: N802 - as the server asks for it
         assert isinstance(self.server, Recorder)
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.asked.append(json.loads(body))
+        self.server.asked.append(json.loads(body := self.body()))
         answer = httpx.post(self.server.webhook + self.path, content=body, verify=False, timeout=10)
-        self.send_response(answer.status_code)
-        self.send_header("content-type", answer.headers["content-type"])
-        self.send_header("content-length", str(len(answer.content)))
-        self.end_headers()
-        self.wfile.write(answer.content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing on stderr."""
+        self.answer(answer.status_code, answer.content)
 
 
 @pytest.fixture(scope="module")
 def installed(api: ApiServer) -> ApiServer:
-    """The webhook's objects, put there by Helm."""
     api.namespace(RELEASED)
     install(api, RELEASED, VALUES)
     return api
@@ -201,18 +187,18 @@ def served(api: ApiServer, folder: Path) -> Iterator[Recorder]:
     """`kquota webhook` as below, reached by its Service through a recorder of what it is asked."""
     (port,) = free_ports(1)
     with running(api, folder, "127.0.0.1", port):
-        for key, value in api.get(f"{path('Secret', RELEASED)}/{CERTIFICATE}")["data"].items():
-            (folder / key).write_bytes(base64.b64decode(value))
-        with Recorder(address_of(api), folder, f"https://127.0.0.1:{port}") as recorder:
-            thread = threading.Thread(target=recorder.serve_forever, daemon=True)
-            thread.start()
+        write_secret(api, CERTIFICATE, folder)
+        recorder = Recorder(address_of(api), folder, f"https://127.0.0.1:{port}")
+        with serving(recorder):
             yield recorder
-            recorder.shutdown()
-            thread.join()
+
+
+def write_secret(api: ApiServer, name: str, folder: Path) -> None:
+    for key, value in api.get(f"{path('Secret', RELEASED)}/{name}")["data"].items():
+        (folder / key).write_bytes(base64.b64decode(value))
 
 
 def address_of(api: ApiServer) -> tuple[str, int]:
-    """Where the API server reaches the webhook."""
     service = api.get(path("Service", RELEASED) + "/shop-kquota-webhook")["spec"]
     return service["clusterIP"], service["ports"][0]["port"]
 
@@ -232,18 +218,12 @@ def running(api: ApiServer, folder: Path, host: str, port: int, *more: str) -> I
         env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": own_port},
     )  # fmt: skip
     try:
-        wait_for("the webhook", lambda: _healthy(f"https://{host}:{port}"))
+        health = partial(httpx.get, f"https://{host}:{port}/healthz", verify=False)
+        wait_for("the webhook", lambda: answered(lambda: health().status_code == 200))
         yield
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/healthz", verify=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def shape(value: Any) -> Any:
@@ -306,10 +286,7 @@ NEED_NO_WEBHOOK: dict[str, dict[str, Any]] = {
     "host network": {"spec": {"hostNetwork": True}},
     "Windows": {"spec": {"os": {"name": "windows"}}},
     "Windows nodes": {"spec": {"nodeSelector": {"kubernetes.io/os": "windows"}}},
-    "mirror pod": {
-        "metadata": {"annotations": {"kubernetes.io/config.mirror": "0123"}},
-        "spec": {"nodeName": "node-1"},
-    },
+    "mirror pod": {"metadata": {"annotations": {"kubernetes.io/config.mirror": "0"}}, "spec": {"nodeName": "node-1"}},
     "own sidecar": {"spec": {"initContainers": [{"name": "kquota", "image": "own", "restartPolicy": "Always"}]}},
     "own container": {"spec": {"containers": [CLIENT, {"name": "kquota", "image": "own"}]}},
 }
@@ -347,7 +324,6 @@ def test_pods_without_a_sidecar_need_no_webhook(installed: ApiServer) -> None:
 
 
 def ask_for_pod(api: ApiServer, metadata: dict[str, Any] | None = None, **spec: Any) -> httpx.Response:
-    """Metadata may be given next to its name."""
     pod = pods.bare_pod() | {"metadata": {"generateName": "one-"} | (metadata or {})}
     pod["spec"] |= spec
     return api.ask("POST", path("Pod", pods.NAMESPACE), pod, dryRun="All")
@@ -374,7 +350,7 @@ def test_resources_of_sidecars_are_accepted(installed: ApiServer, tmp_path: Path
 
 def test_a_limit_range_gives_sidecars_their_cpu(installed: ApiServer, tmp_path: Path) -> None:
     limits = [{"type": "Container", "default": {"cpu": "700m"}, "max": {"cpu": "2"}}]
-    body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "cpu"}, "spec": {"limits": limits}}
+    body = manifest("LimitRange", "cpu", spec={"limits": limits})
     where = f"/api/v1/namespaces/{pods.NAMESPACE}/limitranges"
     with served(installed, tmp_path):
         installed.create(where, body)
@@ -388,7 +364,7 @@ def test_a_limit_range_gives_sidecars_their_cpu(installed: ApiServer, tmp_path: 
 
 def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp_path: Path) -> None:
     """And a renderer that puts its manifests over it again (Argo CD, server-side) changes nothing either."""
-    api, hooks_path = installed, HOOKS
+    api = installed
 
     def state() -> tuple[str, set[str]]:
         secret = api.get(f"{path('Secret', RELEASED)}/{CERTIFICATE}")["data"]
@@ -401,47 +377,20 @@ def test_an_upgrade_keeps_the_webhooks_own_certificate(installed: ApiServer, tmp
             install(api, RELEASED, VALUES, "--set", "webhook.replicas=3", what="upgrade", release=release)
             assert state() == before
         (rendered,) = of_kind(documents(render_text(VALUES)), "MutatingWebhookConfiguration")
-        version = api.get(hooks_path)["metadata"]["resourceVersion"]
+        version = api.get(HOOKS)["metadata"]["resourceVersion"]
         given = {"patch": "apply-patch+yaml", "fieldManager": "argocd-controller", "force": "true"}
-        api.ask("PATCH", hooks_path, rendered, **given).raise_for_status()
+        api.ask("PATCH", HOOKS, rendered, **given).raise_for_status()
         assert state() == before
-        unchanged = api.get(hooks_path)["metadata"]["resourceVersion"]
-        api.ask("PATCH", hooks_path, rendered, **given).raise_for_status()
-        assert api.get(hooks_path)["metadata"]["resourceVersion"] == unchanged != version
+        unchanged = api.get(HOOKS)["metadata"]["resourceVersion"]
+        api.ask("PATCH", HOOKS, rendered, **given).raise_for_status()
+        assert api.get(HOOKS)["metadata"]["resourceVersion"] == unchanged != version
 
 
 HOOKS = path("MutatingWebhookConfiguration", "") + "/shop-kquota-webhook.shop-prod"
 
 
 def trusted(api: ApiServer) -> set[str]:
-    """What the API server trusts when it calls the webhook."""
     return {one["clientConfig"]["caBundle"] for one in api.get(HOOKS)["webhooks"]}
-
-
-class PodsMeanwhile(threading.Thread):
-    """Creates pods through the webhook, five a second, until the block ends."""
-
-    def __init__(self, api: ApiServer) -> None:
-        super().__init__(daemon=True)
-        self.api = api
-        self.ends = threading.Event()
-        self.created, self.refused = 0, [""][:0]
-
-    def run(self) -> None:
-        while not self.ends.wait(0.2):
-            answer = ask_for_pod(self.api)
-            if answer.status_code == 201 and "initContainers" in answer.json()["spec"]:
-                self.created += 1
-            else:
-                self.refused.append(answer.text)
-
-    def __enter__(self) -> PodsMeanwhile:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ends.set()
-        self.join()
 
 
 @pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
@@ -451,21 +400,14 @@ def test_kinds_of_certificates_are_switched_under_pods(
     """From one kind to the next as a rollout does it: the API server trusts both before the other one serves."""
     api, (host, port) = installed, address_of(installed)
     (spare,) = free_ports(1)
-    secret = path("Secret", RELEASED)
-
-    def mounted(kind: str) -> Path:
-        (folder := tmp_path / kind).mkdir(exist_ok=True)
-        if kind != "own":
-            name = "shop-kquota-webhook" + ("-issued" if kind == "cert-manager" else "")
-            for key, value in api.get(f"{secret}/{name}")["data"].items():
-                (folder / key).write_bytes(base64.b64decode(value))
-        return folder
 
     def started(kind: str, host: str, port: int) -> AbstractContextManager[None]:
-        folder = mounted(kind)
+        (folder := tmp_path / kind).mkdir(exist_ok=True)
+        if kind == "own":
+            return running(api, folder, host, port)
+        write_secret(api, "shop-kquota-webhook" + ("-issued" if kind == "cert-manager" else ""), folder)
         files = [("cert", "tls.crt"), ("key", "tls.key"), ("ca", "ca.crt")]
-        given = [] if kind == "own" else [f"--{option}={folder}/{file}" for option, file in files]
-        return running(api, folder, host, port, *given)
+        return running(api, folder, host, port, *(f"--{option}={folder}/{file}" for option, file in files))
 
     def created() -> bool:
         return ask_for_pod(api).status_code == 201

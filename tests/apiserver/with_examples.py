@@ -25,7 +25,7 @@ from tests.corpus.job import wait_for
 from tests.lab.chart import CHART
 from tests.lab.kafka.ports import free_ports
 from tests.support.apiserver_tools import ApiServer
-from tests.support.chart_tools import EXAMPLES, ROOT, example_values, helm, kubectl_executable
+from tests.support.chart_tools import EXAMPLES, ROOT, example_values, helm, kubectl_executable, manifest
 from tests.support.forked import run_kquota
 
 __all__ = ["api"]
@@ -50,17 +50,12 @@ def test_example_is_installed_by_its_command(api: ApiServer, name: str, tmp_path
     try:
         assert done.returncode == 0, done.stderr
         assert "violate PodSecurity" not in done.stderr
-        (text,) = [
-            one["data"]["kquota.yaml"]
-            for one in api.get(path("ConfigMap", "kquota"))["items"]
-            if "kquota.yaml" in one["data"]
-        ]
+        maps = [one["data"] for one in api.get(path("ConfigMap", "kquota"))["items"]]
+        (text,) = [data["kquota.yaml"] for data in maps if "kquota.yaml" in data]
         config = load_bytes(name, text.encode())
         assert warnings_of(config) == [] or name in ("strimzi",), [str(one) for one in warnings_of(config)]
-        expected = {
-            "gateway": ["Deployment", "Service"],
-            "monitoring": ["PodMonitor", "PrometheusRule", "NetworkPolicy"],
-        }
+        monitoring = ["PodMonitor", "PrometheusRule", "NetworkPolicy"]
+        expected = {"gateway": ["Deployment", "Service"], "monitoring": monitoring}
         for kind in expected.get(name, ["MutatingWebhookConfiguration"]):
             assert api.get(path(kind, "kquota"))["items"], kind
     finally:
@@ -90,8 +85,7 @@ def test_ui_shows_the_sidecars_of_a_namespace(
     container = pods.container("kquota", ports=[{"name": "kquota-metrics", "containerPort": admin}])
     for name, containers in (("orders-0", [container]), ("orders-1", [container]), ("without", [])):
         spec = {"containers": [pods.APP, *containers]}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
-        api.create(path("Pod", "shop"), pod)
+        api.create(path("Pod", "shop"), manifest("Pod", name, spec=spec))
         address = this_machine if name == "orders-0" else "192.0.2.77"
         status = {"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}
         where = f"{path('Pod', 'shop')}/{name}/status"

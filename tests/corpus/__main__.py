@@ -64,7 +64,6 @@ def _note_connections(connected: set[tuple[str, int]]) -> None:
 
 
 def _run(job: Job, name: str) -> dict[str, Any]:
-    """Run an item; once more with new names if it fails."""
     began = time.monotonic()
     found = _try(job, name)
     if "failure" in found:

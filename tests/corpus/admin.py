@@ -39,7 +39,6 @@ def cluster_kafka_python(job: Job) -> Any:
 
 @item()
 def everything_confluent(job: Job) -> Any:
-    """librdkafka's admin client: topics, configurations, offsets, groups."""
     from confluent_kafka import ConsumerGroupTopicPartitions, ElectionType, TopicCollection, TopicPartition
     from confluent_kafka.admin import (
         AdminClient,
@@ -92,33 +91,27 @@ def everything_confluent(job: Job) -> Any:
         found = admin.describe_configs([resource])[resource].result(60)
         return {each.name: (each.value, each.source, each.is_default) for each in found.values()}
 
-    result["configs"] = wait_for(
-        "the change", lambda: (now := configs())["retention.ms"][0] == "80000000000000" and now
-    )
+    changed = wait_for("the change", lambda: (now := configs())["retention.ms"][0] == "80000000000000" and now)
+    result["configs"] = changed
     send_confluent(job, name, [Record(None, b"x", partition=number % 4) for number in range(40)])
     every = [TopicPartition(name, number) for number in range(4)]
     for spec in (OffsetSpec.earliest(), OffsetSpec.latest(), OffsetSpec.for_timestamp(1_600_000_000_000)):
         found = admin.list_offsets(dict.fromkeys(every, spec))
         offsets = [(key.partition, value.result(60).offset) for key, value in found.items()]
         result[f"offsets {type(spec).__name__}"] = sorted(offsets)
-    result["deleted records"] = [
-        each.low_watermark for each in answer(admin.delete_records([TopicPartition(name, 0, 4)]))
-    ]
+    deleted = answer(admin.delete_records([TopicPartition(name, 0, 4)]))
+    result["deleted records"] = [each.low_watermark for each in deleted]
     asked = ConsumerGroupTopicPartitions(group, [TopicPartition(name, number, number + 1) for number in range(4)])
     (altered,) = answer(admin.alter_consumer_group_offsets([asked]))
     result["group"] = [(each.partition, each.offset) for each in altered.topic_partitions]
-    listed = admin.list_consumer_groups().result(60)
-    result["listed"] = [
-        (each.group_id, each.state.name, each.is_simple_consumer_group)
-        for each in listed.valid
-        if each.group_id == group
-    ]
-    result["elected"] = outcome(
-        lambda: {
-            key.partition: None if error is None else error.name()
-            for key, error in admin.elect_leaders(ElectionType.PREFERRED, every).result(60).items()
-        }
-    )
+    listed = [each for each in admin.list_consumer_groups().result(60).valid if each.group_id == group]
+    result["listed"] = [(each.group_id, each.state.name, each.is_simple_consumer_group) for each in listed]
+
+    def elected() -> Any:
+        found = admin.elect_leaders(ElectionType.PREFERRED, every).result(60)
+        return {key.partition: None if error is None else error.name() for key, error in found.items()}
+
+    result["elected"] = outcome(elected)
     result["group deleted"] = answer(admin.delete_consumer_groups([group]))
     result["deleted"] = answer(admin.delete_topics([name], operation_timeout=30))
     result["deleted again"] = answer(admin.delete_topics([job.name("never-was")]))

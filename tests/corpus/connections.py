@@ -14,8 +14,6 @@ OVER = (psutil.CONN_LISTEN, psutil.CONN_TIME_WAIT, psutil.CONN_CLOSE)
 
 
 class Connection(NamedTuple):
-    """A connection that some process of a marked family had."""
-
     mark: str
     program: str
     host: str
@@ -44,7 +42,6 @@ class ConnectionWatch:
             raise self._error
 
     def seen(self, mark: str) -> set[Connection]:
-        """All connections that processes with this mark had."""
         return {each for each in self._seen if each.mark == mark}
 
     def _run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
 from tests.corpus.job import Job, item, wait_for
@@ -18,15 +19,10 @@ EVERYTHING = {(partition, offset) for partition in range(PARTITIONS) for offset 
 
 def filled_topic(job: Job, suffix: str) -> str:
     topic = create_topic(job, suffix, partitions=PARTITIONS)
-    send_confluent(
-        job,
-        topic,
-        [
-            Record(None, f"{partition}/{number}".encode(), partition=partition)
-            for partition in range(PARTITIONS)
-            for number in range(PER_PARTITION)
-        ],
-    )
+    records = [
+        Record(None, b"%d/%d" % (partition, number), partition=partition) for partition, number in sorted(EVERYTHING)
+    ]
+    send_confluent(job, topic, records)
     return topic
 
 
@@ -77,15 +73,14 @@ def rebalances(
         steps.append(("one member", sorted(first.assigned), describe()))
         second = join("second")
         two = (first, second)
-        wait_for(
-            "half each",
-            lambda: (
-                any(each.error for each in two)
-                or sorted(len(each.assigned) for each in two) == [PARTITIONS // 2, PARTITIONS // 2]
-            ),
-        )
+        half = PARTITIONS // 2
+
+        def failed() -> bool:
+            return any(each.error for each in two)
+
+        wait_for("half each", lambda: failed() or [len(each.assigned) for each in two] == [half, half])
         both, wanted = first.assigned | second.assigned, more()
-        wait_for("they read on", lambda: any(each.error for each in two) or first.read | second.read >= wanted)
+        wait_for("they read on", lambda: failed() or first.read | second.read >= wanted)
         steps.append(("two members", sorted(both), describe()))
         first.leave()
         wait_for("the second gets everything", lambda: second.error or second.assigned == set(range(PARTITIONS)))
@@ -105,11 +100,8 @@ def _description(job: Job, group: str) -> Any:
     """What kafka-python's admin client says about a classic group, without ids and times."""
     from kafka import KafkaAdminClient
 
-    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
-    try:
+    with closing(KafkaAdminClient(bootstrap_servers=job.bootstrap)) as admin:
         found = admin.describe_groups([group])[group]
-    finally:
-        admin.close()
     found["members"].sort(key=lambda member: repr(member["member_assignment"]))
     return leave_out(found, "member_id", "client_id")
 
@@ -140,16 +132,8 @@ def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
     admin = AdminClient({"bootstrap.servers": job.bootstrap})
 
     def join(name: str) -> Member:
-        consumer = Consumer(
-            {
-                "bootstrap.servers": job.bootstrap,
-                "group.id": group,
-                "client.id": name,
-                "auto.offset.reset": "earliest",
-                "auto.commit.interval.ms": 100,
-            }
-            | settings
-        )
+        own = {"bootstrap.servers": job.bootstrap, "group.id": group, "client.id": name}
+        consumer = Consumer(own | {"auto.offset.reset": "earliest", "auto.commit.interval.ms": 100} | settings)
         consumer.subscribe([topic])
 
         def poll() -> tuple[set[int], set[tuple[int, int]]]:
@@ -163,26 +147,24 @@ def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
 
     def describe() -> Any:
         found = admin.describe_consumer_groups([group])[group].result(60)
+        members = [(each.client_id, each.host, len(each.assignment.topic_partitions)) for each in found.members]
         return {
             "state": found.state.name,
             "type": found.type.name,
             "assignor": found.partition_assignor,
             "simple": found.is_simple_consumer_group,
-            "members": sorted(
-                (each.client_id, each.host, len(each.assignment.topic_partitions)) for each in found.members
-            ),
+            "members": sorted(members),
         }
 
     def settled() -> Any:
         """A group of the new protocol settles in steps: what the coordinator reports may lag behind the members."""
 
-        def done() -> bool:
+        def done() -> Any:
             found = describe()
             assigned = sum(member[2] for member in found["members"])
-            return (found["state"], assigned) in (("STABLE", PARTITIONS), ("EMPTY", 0))
+            return (found["state"], assigned) in (("STABLE", PARTITIONS), ("EMPTY", 0)) and found
 
-        wait_for("a settled group", done)
-        return describe()
+        return wait_for("a settled group", done)
 
     return rebalances(join, settled, lambda: committed(job, group, topic, PARTITIONS))
 

@@ -38,18 +38,13 @@ def console_producer(job: Job) -> Any:
 
 
 class _VerifiableConsumer:
-    """Kafka's VerifiableConsumer, which prints what happens to it as lines of JSON."""
-
     def __init__(self, job: Job, topic: str, group: str, protocol: str) -> None:
         options = ["--bootstrap-server", job.bootstrap, "--topic", topic, "--group-id", group, "--verbose"]
         options += ["--group-protocol", protocol]
         self.process: GuardedProcess = start_tool(f"{TOOLS}VerifiableConsumer", options, job.version)
         self.events: list[dict[str, Any]] = []
         self.errors: list[str] = []
-        self._threads = [
-            threading.Thread(target=self._read_events, daemon=True),
-            threading.Thread(target=self._read_errors, daemon=True),
-        ]
+        self._threads = [threading.Thread(target=one, daemon=True) for one in (self._read_events, self._read_errors)]
         for thread in self._threads:
             thread.start()
 

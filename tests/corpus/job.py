@@ -18,10 +18,7 @@ POLL_S = 0.02
 
 @dataclass
 class Job:
-    """The cluster as one process sees it."""
-
     bootstrap: str
-    """Comma-separated addresses."""
     prefix: str
     version: str
     """Kafka's version, also that of the Java tools to use."""
@@ -35,13 +32,8 @@ class Job:
         return f"{self.prefix}-{suffix}"
 
     def learn(self, source: str, addresses: Iterable[tuple[str, int]]) -> None:
-        """Note addresses that a client received."""
         with self._lock:
             self.learned |= {(source, host, port) for host, port in addresses}
-
-    @property
-    def replicas(self) -> int:
-        return self.brokers
 
 
 Item = Callable[[Job], Any]
@@ -61,9 +53,7 @@ def item(name: str = "", /, **needs: int) -> Callable[[Item], Item]:
     """Add a function to the corpus. `needs`: APIs, each with the least newest version that the broker must offer."""
 
     def add(function: Item) -> Item:
-        known_as = name or f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-        assert known_as not in ITEMS
-        ITEMS[known_as] = Entry(function, needs)
+        ITEMS[name or f"{function.__module__.rpartition('.')[2]}.{function.__name__}"] = Entry(function, needs)
         return function
 
     return add
@@ -75,14 +65,14 @@ def plain(value: Any, prefix: str) -> Any:
         return value.name
     if value is None or isinstance(value, bool | int | float):
         return value
-    if isinstance(value, str):
-        return value.replace(prefix, PREFIX_PLACEHOLDER)
-    if isinstance(value, bytes):
-        return f"b:{value.decode('utf-8', 'backslashreplace')}".replace(prefix, PREFIX_PLACEHOLDER)
     if isinstance(value, type):
         return value.__name__
+    if isinstance(value, bytes):
+        value = f"b:{value.decode('utf-8', 'backslashreplace')}"
     if isinstance(value, BaseException):
-        return problem(value).replace(prefix, PREFIX_PLACEHOLDER)
+        value = problem(value)
+    if isinstance(value, str):
+        return value.replace(prefix, PREFIX_PLACEHOLDER)
     if isinstance(value, Mapping):
         return {str(plain(key, prefix)): plain(each, prefix) for key, each in value.items()}
     if isinstance(value, set | frozenset):
@@ -119,5 +109,4 @@ def digest(parts: Iterable[bytes]) -> str:
 
 
 def wait_for(what: str, look: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    """Look again and again until the answer is true, and return it."""
     return until(look, what, limit_s)

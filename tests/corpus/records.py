@@ -20,8 +20,6 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Record(NamedTuple):
-    """A record to send, and what is left of it to compare when it was read."""
-
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
@@ -136,25 +134,16 @@ def read_confluent(job: Job, topic: str, partitions: int, count: int, **settings
     from confluent_kafka import Consumer, TopicPartition
 
     found: list[Read] = []
-    consumer = Consumer(
-        {"bootstrap.servers": job.bootstrap, "group.id": job.name("reads"), "enable.auto.commit": False} | settings
-    )
+    own = {"bootstrap.servers": job.bootstrap, "group.id": job.name("reads"), "enable.auto.commit": False}
+    consumer = Consumer(own | settings)
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
         while len(found) < count:
             message = consumer.poll(60)
             assert message is not None, f"{len(found)} of {count} records after a minute"
             assert message.error() is None, message.error()
-            found.append(
-                Read(
-                    message.partition(),
-                    message.offset(),
-                    message.timestamp()[1],
-                    message.key(),
-                    message.value(),
-                    message.headers() or [],
-                )
-            )
+            place = message.partition(), message.offset(), message.timestamp()[1]
+            found.append(Read(*place, message.key(), message.value(), message.headers() or []))
     finally:
         consumer.close()
     return sorted(found)
@@ -217,19 +206,14 @@ def large_messages(job: Job) -> Any:
     """20 MB that nothing can compress, written and read by each client."""
     topic = create_topic(job, "large", partitions=3, configs={"max.message.bytes": str(MAX_BYTES)})
     sent: dict[str, Any] = {}
-    settings: dict[str, dict[str, Any]] = {
-        "kafka-python": {"max_request_size": MAX_BYTES},
-        "aiokafka": {"max_request_size": MAX_BYTES},
-        "confluent-kafka": {"message.max.bytes": MAX_BYTES},
-    }
+    python = {"max_request_size": MAX_BYTES}
+    settings = {"kafka-python": python, "aiokafka": python, "confluent-kafka": {"message.max.bytes": MAX_BYTES}}
     for partition, (name, send) in enumerate(SENDERS.items()):
         large = Record(b"large", _large(partition), [("codec", b"none")], partition=partition)
         sent[name] = send(job, topic, [large, Record(b"small", b"after it", partition=partition)], **settings[name])
-    reading: dict[str, dict[str, Any]] = {
-        "kafka-python": {"max_partition_fetch_bytes": MAX_BYTES, "fetch_max_bytes": 2 * MAX_BYTES},
-        "aiokafka": {"max_partition_fetch_bytes": MAX_BYTES, "fetch_max_bytes": 2 * MAX_BYTES},
-        "confluent-kafka": {"fetch.message.max.bytes": MAX_BYTES, "fetch.max.bytes": 2 * MAX_BYTES},
-    }
+    python = {"max_partition_fetch_bytes": MAX_BYTES, "fetch_max_bytes": 2 * MAX_BYTES}
+    confluent = {"fetch.message.max.bytes": MAX_BYTES, "fetch.max.bytes": 2 * MAX_BYTES}
+    reading = {"kafka-python": python, "aiokafka": python, "confluent-kafka": confluent}
     seen: dict[str, Any] = {}
     for name, read in READERS.items():
         found = read(job, topic, 3, 6, **reading[name])

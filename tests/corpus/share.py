@@ -8,8 +8,6 @@ from tests.corpus.job import Job, item, wait_for
 from tests.corpus.records import Record, send_confluent
 from tests.corpus.tools import create_topic, read_from_the_start
 
-RECORDS = 40
-
 
 @item(ShareGroupHeartbeat=1, ShareFetch=1, ShareAcknowledge=1)
 def acknowledgements(job: Job) -> Any:
@@ -22,24 +20,20 @@ def acknowledgements(job: Job) -> Any:
     kinds = {b"0": AcknowledgeType.ACCEPT, b"1": AcknowledgeType.RELEASE, b"2": AcknowledgeType.REJECT}
     deliveries: dict[bytes, int] = {}
 
-    def session(until: int) -> None:
-        consumer = ShareConsumer(
-            {"bootstrap.servers": job.bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
-        )
-        consumer.subscribe([topic])
+    own = {"bootstrap.servers": job.bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit"}
+    consumer = ShareConsumer(own)
+    consumer.subscribe([topic])
 
-        def look() -> bool:
-            for message in consumer.poll(0.2) or []:
-                assert message.error() is None, message.error()
-                value = message.value()
-                deliveries[value] = deliveries.get(value, 0) + 1
-                again = deliveries[value] > 1
-                consumer.acknowledge(message, AcknowledgeType.ACCEPT if again else kinds[message.key()])
-            consumer.commit_sync()
-            return sum(deliveries.values()) >= until
+    def look() -> bool:
+        for message in consumer.poll(0.2) or []:
+            assert message.error() is None, message.error()
+            value = message.value()
+            deliveries[value] = deliveries.get(value, 0) + 1
+            again = deliveries[value] > 1
+            consumer.acknowledge(message, AcknowledgeType.ACCEPT if again else kinds[message.key()])
+        consumer.commit_sync()
+        return sum(deliveries.values()) >= 40  # 30, and the ten released ones once more
 
-        wait_for("records", look)
-        consumer.close()
-
-    session(40)  # 30, and the ten released ones once more
+    wait_for("records", look)
+    consumer.close()
     return sorted(deliveries.items())

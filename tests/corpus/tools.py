@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from tests.corpus.job import Job, wait_for
@@ -14,35 +15,26 @@ GROUP_CONFIGS = 32  # ConfigResource.Type.GROUP
 
 
 def create_topic(job: Job, suffix: str, *, partitions: int = 1, configs: Mapping[str, str] | None = None) -> str:
-    """A topic of the job's own, with its leaders spread over all brokers; ready to be used."""
     nodes = list(range(1, job.brokers + 1))
     # Chosen here, so that both processes get the same leaders: broker 1 leads partition 0 and so on.
-    return create_topic_on(
-        job,
-        suffix,
-        {number: [nodes[(number + turn) % len(nodes)] for turn in range(job.replicas)] for number in range(partitions)},
-        configs,
-    )
+    turns = range(job.brokers)
+    assignments = {number: [nodes[(number + turn) % len(nodes)] for turn in turns] for number in range(partitions)}
+    return create_topic_on(job, suffix, assignments, configs)
 
 
 def create_topic_on(
     job: Job, suffix: str, assignments: Mapping[int, list[int]], configs: Mapping[str, str] | None = None
 ) -> str:
-    """A topic with these brokers for each partition, the first one leading; known to all brokers."""
     from kafka import KafkaAdminClient
 
     name = job.name(suffix)
-    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
-    try:
+    with closing(KafkaAdminClient(bootstrap_servers=job.bootstrap)) as admin:
         admin.create_topics({name: {"assignments": dict(assignments), "configs": {**FOREVER, **(configs or {})}}})
-    finally:
-        admin.close()
     wait_until_known(job, name, assignments)
     return name
 
 
 def wait_until_known(job: Job, topic: str, assignments: Mapping[int, list[int]]) -> None:
-    """Wait until every broker reports that these brokers have the partitions, in sync, with the first one leading."""
     expected = {partition: (nodes[0], sorted(nodes), sorted(nodes)) for partition, nodes in sorted(assignments.items())}
     for node, address in broker_addresses(job).items():
         with RawClient(address) as client:
@@ -50,13 +42,11 @@ def wait_until_known(job: Job, topic: str, assignments: Mapping[int, list[int]])
 
 
 def leaders(job: Job, topic: str) -> dict[int, int]:
-    """Partition -> its leader, as the bootstrap server reports it."""
     with RawClient(job.bootstrap.split(",")[0]) as client:
         return {partition: found[0] for partition, found in _partitions(client, topic).items()}
 
 
 def broker_addresses(job: Job) -> dict[int, tuple[str, int]]:
-    """Node id -> where the bootstrap server says that it is."""
     from kafka.protocol.metadata import MetadataRequest
 
     with RawClient(job.bootstrap.split(",")[0]) as client:
@@ -94,7 +84,6 @@ def committed(job: Job, group: str, topic: str, partitions: int = 1) -> dict[int
 
 
 def leave_out(value: Any, *names: str) -> Any:
-    """A nested result without some of its keys."""
     if isinstance(value, Mapping):
         return {key: leave_out(each, *names) for key, each in value.items() if key not in names}
     if isinstance(value, list | tuple):
@@ -107,12 +96,9 @@ def read_from_the_start(job: Job, group: str) -> None:
     from kafka import KafkaAdminClient
     from kafka.admin import ConfigResource, ConfigResourceType
 
-    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
-    try:
-        configs = {"share.auto.offset.reset": "earliest"}
+    configs = {"share.auto.offset.reset": "earliest"}
+    with closing(KafkaAdminClient(bootstrap_servers=job.bootstrap)) as admin:
         admin.alter_configs([ConfigResource(ConfigResourceType.GROUP, group, configs)], raise_on_unknown=False)
-    finally:
-        admin.close()
     for node, address in broker_addresses(job).items():
         with RawClient(address) as client:
             wait_for(f"the option of {group} on broker {node}", lambda: _reset(client, group) == "earliest")
@@ -125,9 +111,7 @@ def _reset(client: RawClient, group: str) -> str | None:
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         version=4, resource_type=GROUP_CONFIGS, resource_name=group, configuration_keys=[name]
     )
-    request = DescribeConfigsRequest(
-        version=4, resources=[resource], include_synonyms=False, include_documentation=False
-    )
-    (result,) = client.ask(request).message.results
+    asked = {"include_synonyms": False, "include_documentation": False}
+    (result,) = client.ask(DescribeConfigsRequest(version=4, resources=[resource], **asked)).message.results
     (value,) = [each.value for each in result.configs if each.name == name] or [None]
     return value

@@ -11,7 +11,6 @@ from tests.corpus.tools import committed, create_topic
 
 
 def _seen(job: Job, topic: str, done: int, written: int) -> Any:
-    """The records of a topic for readers of both isolation levels, in all three clients."""
     only_committed, everything = "read_committed", "read_uncommitted"
     reads: dict[str, Callable[[str, int], list[Any]]] = {
         "kafka-python": lambda level, count: read_kafka_python(job, topic, 1, count, isolation_level=level),

@@ -38,13 +38,11 @@ class Result:
     """Counters of instrumented branches that were reached (libFuzzer's cov)."""
     features: int
     corpus: int
-    """Inputs kept because they reached something new."""
     finding: str | None
     """What libFuzzer said of the input that broke an invariant; None if there is none."""
 
 
 def main() -> None:
-    """The command line, and behind `--child` the fuzzing process itself."""
     if sys.argv[1:2] == ["--child"]:
         _child(sys.argv[2], sys.argv[3:])
         return
@@ -81,10 +79,9 @@ def run(name: str, corpus: Path, runs: int, seconds: int) -> Result:
 
     wanted = TARGETS[name]
     seeds, grown, findings = (corpus / kind / name for kind in ("seeds", "corpus", "findings"))
-    for directory in (seeds, grown, findings):
+    wanted.write_seeds(seeds)
+    for directory in (grown, findings):
         directory.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(wanted.seeds()):
-        (seeds / f"{number:04}").write_bytes(seed[: wanted.max_bytes])
     began = time.monotonic()
     # libFuzzer asks for the peak of the process, and what it is started from hands its own peak on (getrusage(2)).
     most_mb = MAX_MEMORY_MB + resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -111,7 +108,6 @@ def run(name: str, corpus: Path, runs: int, seconds: int) -> Result:
 
 
 def _excerpt(said: str) -> str:
-    """The traceback, or whatever libFuzzer said instead, and where the input is."""
     at = said.find("=== Uncaught Python exception")
     answer = said[at:].split("\n\n")[0] if at >= 0 else said[-1500:]
     return "\n".join([answer, *re.findall(r"Test unit written to .*", said)])

@@ -36,7 +36,6 @@ def main(name: str, arguments: list[str]) -> None:
 
 
 def mutated(rng: random.Random, inputs: list[bytes]) -> bytes:
-    """Some input with a few bytes changed, left out, repeated, or followed by another one's end."""
     data = bytearray(rng.choice(inputs))
     for _ in range(rng.randrange(1, 6)):
         at = rng.randrange(len(data) + 1)

@@ -3,30 +3,23 @@ them, and the same is remembered."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 from proxy.core.wire.apis import FETCH, PRODUCE
 from quota import compiled
 from tests.fuzz import seeds as recorded
-from tests.fuzz.targets import target
+from tests.fuzz.targets import MAX_SCRIPT_BYTES, streams_as_scripts, target
 from tests.support.pair_script import BROKER, CLIENT, PASS, STEP, Pure, play, step
 
 
-def _scripts() -> list[bytes]:
+def _scripts() -> Iterator[bytes]:
     """Produce and Fetch in all versions that were recorded, alone, and as real clients sent them."""
-    found = []
     for number, each in enumerate(recorded.exchanges()):
-        if each.api_key in (PRODUCE, FETCH) and len(each.request) + len(each.response) < 3000:
+        if each.api_key in (PRODUCE, FETCH) and len(each.request) + len(each.response) < MAX_SCRIPT_BYTES:
             first = step(CLIENT, each.request) + step(BROKER, each.response)
-            found.append(bytes((number % 256,)) + first + STEP.pack(PASS, 0, 5) + first)
-    for stream in recorded.streams():
-        script, answers = b"\x01", recorded.frames_of(stream.from_broker)
-        for request, answer in zip(recorded.frames_of(stream.from_client), answers, strict=False):
-            if len(script) + len(request) + len(answer) > 3000:
-                break
-            script += step(CLIENT, request, 90) + step(BROKER, answer)
-        found.append(script)
-    return found
+            yield bytes((number % 256,)) + first + STEP.pack(PASS, 0, 5) + first
+    yield from streams_as_scripts(b"\x01", 90)
 
 
 @cache

@@ -12,8 +12,6 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 class Exchange(NamedTuple):
-    """A request frame and the response frame to it, as they were on the wire."""
-
     api_key: int
     version: int
     request: bytes
@@ -21,8 +19,6 @@ class Exchange(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """The first bytes of one connection of a real client, in both directions, as they were on the wire."""
-
     client: str
     from_client: bytes
     from_broker: bytes
@@ -48,7 +44,6 @@ def exchanges() -> tuple[Exchange, ...]:
 
 @cache
 def streams() -> tuple[Stream, ...]:
-    """Recorded connections of kafka-python, librdkafka and aiokafka, each with a broker of Kafka 4.2."""
     return tuple(
         Stream(said["client"], bytes.fromhex(said["from_client"]), bytes.fromhex(said["from_broker"]))
         for path in sorted(RECORDED.glob("*.json"))
@@ -57,7 +52,6 @@ def streams() -> tuple[Stream, ...]:
 
 
 def frames_of(data: bytes) -> list[bytes]:
-    """The whole frames at the begin of a stream."""
     found, at = [], 0
     while at + 4 <= len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
+
+from kio.static.constants import EntityType
 
 from config.load import load_bytes, warnings_of
 from config.overlay import parse_overlay
-from config.problems import ConfigError
+from config.problems import ConfigError, Problem
 from config.table import to_table
 from proxy.core.errors import SessionError
 from proxy.core.interceptors.intercept import (
@@ -26,7 +30,7 @@ from proxy.core.interceptors.intercept import (
     Work,
 )
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
-from proxy.core.interceptors.quota_admin import AlterRule, QuotaAdmin, read_described
+from proxy.core.interceptors.quota_admin import QuotaAdmin, read_described
 from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.session.sizes import SizeLimits
 from proxy.core.telemetry.observer import Counters
@@ -37,12 +41,14 @@ from proxy.core.wire.messages import framed, request_header
 from proxy.core.wire.proxy_header import ProxyHeader, ProxyHeaderError
 from proxy.core.wire.software import client_software
 from proxy.core.wire.walk import Short
-from quota.admin import AdminError, Changes, Quotas
+from quota.admin import AdminError, Changes
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.fuzz import seeds as recorded
-from tests.support.session_tools import Driven
+from tests.support.pair_script import BROKER, CLIENT, PASS, STEP, step
+from tests.support.session_tools import Authority, Driven, encode
+from tests.support.wire_tools import kio_class, kio_versions, sample
 
 MAX_FRAME_BYTES = 1 << 20
 SMALL_HELD_BYTES = 256 * 1024
@@ -58,10 +64,14 @@ SLICE_CPU_S = 0.2
 
 @dataclass(frozen=True)
 class Target:
-    name: str
     run: Callable[[bytes], None]
     seeds: Callable[[], Iterable[bytes]]
-    max_bytes: int = 4096
+    max_bytes: int
+
+    def write_seeds(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, seed in enumerate(self.seeds()):
+            (folder / f"{number:04}").write_bytes(seed[: self.max_bytes])
 
 
 TARGETS: dict[str, Target] = {}
@@ -76,23 +86,17 @@ def _timed(run: Callable[[bytes], None], most_cpu_s: float, data: bytes) -> None
 
 
 def target(
-    name: str,
-    seeds: Callable[[], Iterable[bytes]],
-    max_bytes: int = 4096,
-    *,
-    most_cpu_s: float = MOST_CPU_S,
+    name: str, seeds: Callable[[], Iterable[bytes]], max_bytes: int = 4096, *, most_cpu_s: float = MOST_CPU_S
 ) -> Callable[[Callable[[bytes], None]], Callable[[bytes], None]]:
     def register(run: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        TARGETS[name] = Target(name, partial(_timed, run, most_cpu_s), seeds, max_bytes)
+        TARGETS[name] = Target(partial(_timed, run, most_cpu_s), seeds, max_bytes)
         return run
 
     return register
 
 
 @cache
-def _table(rate: float | None, percentage: float | None) -> QuotaTable:
-    if rate is None:
-        return QuotaTable([])
+def _table(rate: float, percentage: float | None) -> QuotaTable:
     limits = {"producer_byte_rate": rate, "consumer_byte_rate": rate, "controller_mutation_rate": 1.0}
     return QuotaTable([Entry(client_id=DEFAULT, request_percentage=percentage, **limits)])
 
@@ -103,7 +107,7 @@ def _ledger(rate: float | None = None, percentage: float | None = None) -> Ledge
 
 @cache
 def _unlimited() -> Ledger:
-    return Ledger(_table(None, None), max_clients=100)
+    return Ledger(QuotaTable([]), max_clients=100)
 
 
 def _translate(nodes: Sequence[responses.NodeAddress], complete: bool) -> list[tuple[str, int] | None]:
@@ -134,7 +138,6 @@ def _pieces(data: bytes, cut: int) -> Iterator[bytes]:
 
 
 def _held(session: Driven) -> int:
-    """Bytes that a session keeps between two reads."""
     return sum(side.reader.kept_bytes() for side in (session.requests, session.responses))
 
 
@@ -265,28 +268,25 @@ def _same_but_fetch_versions(received: bytes, sent: bytes, *, all_of_it: bool) -
         from_there += len(frame)
 
 
-_STEP = struct.Struct(">BBH")
-"""Of a script: who speaks or what happens, the pieces' size, the length of the bytes that follow."""
+MAX_SCRIPT_BYTES = 3000
 
 
-def _step(kind: int, data: bytes, cut: int = 0) -> bytes:
-    return _STEP.pack(kind, cut, len(data)) + data
-
-
-def _scripts() -> list[bytes]:
-    found = []
-    for each in recorded.exchanges():
-        if len(each.request) + len(each.response) < 3000:
-            found.append(b"\x01" + _step(0, each.request) + _step(1, each.response, 5))
+def streams_as_scripts(flags: bytes, cut: int = 0) -> Iterator[bytes]:
+    """What real clients sent, in pieces, and were answered."""
     for stream in recorded.streams():
-        script = b"\x03"
-        answers = recorded.frames_of(stream.from_broker)
+        script, answers = flags, recorded.frames_of(stream.from_broker)
         for request, answer in zip(recorded.frames_of(stream.from_client), answers, strict=False):
-            if len(script) + len(request) + len(answer) > 3000:
+            if len(script) + len(request) + len(answer) > MAX_SCRIPT_BYTES:
                 break
-            script += _step(0, request) + _step(1, answer)
-        found.append(script)
-    return found
+            script += step(CLIENT, request, cut) + step(BROKER, answer)
+        yield script
+
+
+def _scripts() -> Iterator[bytes]:
+    for each in recorded.exchanges():
+        if len(each.request) + len(each.response) < MAX_SCRIPT_BYTES:
+            yield b"\x01" + step(CLIENT, each.request) + step(BROKER, each.response, 5)
+    yield from streams_as_scripts(b"\x03")
 
 
 @target("session", _scripts, max_bytes=3072)
@@ -301,14 +301,14 @@ def session(data: bytes) -> None:
     at, now_ms, sent, got = 1, 0.0, 0, 0
     try:
         while at + 4 <= len(data):
-            kind, cut, length = _STEP.unpack_from(data, at)
+            kind, cut, length = STEP.unpack_from(data, at)
             piece = data[at + 4 : at + 4 + length]
             at += 4 + length
-            if kind % 4 == 2:
+            if kind % 4 == PASS:
                 now_ms += length
                 continue
             for part in _pieces(piece, cut):
-                if kind % 4 == 1:
+                if kind % 4 == BROKER:
                     one.broker_sends(part, now_ms)
                 elif one.must_wait or one.has_backlog or one.mute_until_ms > now_ms:
                     now_ms = max(now_ms, one.mute_until_ms)
@@ -331,7 +331,6 @@ _CORRELATION = 7
 
 @cache
 def _asking(api_key: int, version: int) -> bytes:
-    """A request frame of this version whose body is not looked at."""
     body = b"\0\0\0\1" + b"\xff\xff\0\1" + bytes(40)
     return framed(request_header(api_key, version, _CORRELATION, "c") + body)
 
@@ -445,26 +444,14 @@ def own_questions(data: bytes) -> None:
             return
 
 
-class _Authority:
-    rule: AlterRule = "apply"
-    managed = "elsewhere"
-
-    def quotas(self) -> Quotas:
-        return {}
-
-    def may_alter(self, user: str) -> bool:
-        return True
-
+class _Authority(Authority):
     def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
         done(None)
-
-    def altered_at_the_broker(self) -> None:
-        pass
 
 
 @cache
 def _admin() -> QuotaAdmin:
-    return QuotaAdmin(_Authority())
+    return QuotaAdmin(_Authority("apply", {}, principals=("u",)))
 
 
 def _interceptors(ledger: Ledger) -> Interceptors:
@@ -490,10 +477,21 @@ ADMIN_APIS = (DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS, *sorted(MUTATION_APIS
 """In the order in which the first byte of an input names them."""
 
 
-def _admin_seeds() -> list[bytes]:
-    from tests.fuzz.admin_seeds import bodies
-
-    return bodies()
+def _admin_seeds() -> Iterator[bytes]:
+    """API, version, where the answer begins, request body and answer body, made by an independent encoder."""
+    known = set(kio_versions(EntityType.request))
+    for index, key in enumerate(ADMIN_APIS):
+        first, last = schema.APIS[key][1], schema.APIS[key][2]
+        for version in range(first, last + 1):
+            if (key, version) not in known:
+                continue
+            for seed, answered_by in enumerate(((key, version), (apis.METADATA, 9))):
+                rng = random.Random(seed)
+                body = encode(sample(kio_class(key, version, EntityType.request), rng, repeat=1))
+                answer = encode(sample(kio_class(*answered_by), rng, repeat=1))
+                if len(body) + len(answer) < 4000:
+                    split = -(-255 * len(body) // (len(body) + len(answer)))
+                    yield bytes((index, version - first, split)) + body + answer
 
 
 @target("administration", _admin_seeds)
@@ -531,22 +529,22 @@ def administration(data: bytes) -> None:
         return
 
 
-@target("configuration", recorded.configurations)
-def configuration(data: bytes) -> None:
-    """Whatever is in the file: it loads, or every problem says where and what was expected."""
-    config = None
-    try:
-        config = load_bytes("q.yaml", data)
-    except ConfigError as error:
-        problems = error.problems
-    else:
-        problems = []
+def _said(file: str, problems: Sequence[Problem]) -> None:
+    assert problems
     for problem in problems:
         assert problem.expected
         assert problem.line is None or problem.line >= 1
+        assert str(problem).startswith(file)
         assert len(str(problem)) < 2000
-    if config is None:
-        assert problems
+
+
+@target("configuration", recorded.configurations)
+def configuration(data: bytes) -> None:
+    """Whatever is in the file: it loads, or every problem says where and what was expected."""
+    try:
+        config = load_bytes("q.yaml", data)
+    except ConfigError as error:
+        _said("q.yaml", error.problems)
         return
     for warning in warnings_of(config):
         assert len(str(warning)) < 2000
@@ -570,11 +568,7 @@ def overlay(data: bytes) -> None:
     try:
         parse_overlay("o.yaml", data)
     except ConfigError as error:
-        problems = error.problems
-    else:
-        return
-    assert problems
-    assert all(str(problem).startswith("o.yaml") for problem in problems)
+        _said("o.yaml", error.problems)
 
 
 from tests.fuzz import connection_io_targets, file_targets, identity_targets, tls_targets  # noqa: E402, F401 - they need what is above

@@ -22,7 +22,6 @@ NO_TEST: Final = 5
 
 
 def run(options: list[str]) -> int:
-    """Run them; what to end with, as pytest has it."""
     together = [path for path in sorted(FOLDER.glob("with_*.py")) if path not in ALONE]
     rounds = [[f"-n{AT_ONCE}", "--dist=loadfile", *map(str, together)], [*map(str, ALONE)]]
     began = time.monotonic()

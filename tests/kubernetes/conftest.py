@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tests.kubernetes.injected import lenient, orders, webhook
 from tests.kubernetes.node import Node, attached_node, running_node
 from tests.kubernetes.programs import NoNodeError
 from tests.lab.chart import CHART
-from tests.support.chart_tools import helm_executable
+from tests.support.chart_tools import helm
 
 __all__ = ["lenient", "orders", "webhook"]  # fixtures of more than one file
 IMAGES = ("client", "kafka", "kquota")
@@ -26,7 +25,6 @@ SHOP = Path(__file__).with_name("shop")
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
-    """A node with the images, and a broker: a fresh one, or the one that $KQUOTA_NODE names."""
     kept = os.environ.get("KQUOTA_NODE")
     try:
         with attached_node(Path(kept)) if kept else running_node(IMAGES) as running:
@@ -39,11 +37,8 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture(scope="session")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart as it is published: packaged."""
     folder = tmp_path_factory.mktemp("package")
-    done = subprocess.run(
-        [helm_executable(), "package", CHART, "--destination", folder], capture_output=True, text=True
-    )
+    done = helm("package", CHART, "--destination", folder)
     assert done.returncode == 0, done.stderr
     (package,) = folder.glob("kquota-*.tgz")
     return package
@@ -51,7 +46,6 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory: pytest.TempPathFactory, chart: Path) -> Path:
-    """The application's chart, with the packaged one inside."""
     folder = tmp_path_factory.mktemp("charts") / "shop"
     shutil.copytree(SHOP, folder)
     (folder / "charts").mkdir()

@@ -10,6 +10,7 @@ import yaml
 
 CLIENTS: Final = {
     "admin": ("admin", "system:masters"),
+    "apiserver-kubelet": ("kube-apiserver-kubelet-client", "system:masters"),
     "node": ("system:node:node1", "system:nodes"),
     "controller-manager": ("system:kube-controller-manager", "kquota"),
     "scheduler": ("system:kube-scheduler", "kquota"),
@@ -33,13 +34,9 @@ def write_identities(folder: Path, address: str, service: str) -> None:
     names = [address, service, "127.0.0.1", "kubernetes.default.svc"]
     issue("apiserver", *names, user="kube-apiserver", group="kquota")
     issue("kubelet", address, "node1", user="node1", group="kquota")
-    issue(
-        "apiserver-kubelet", "apiserver-kubelet.invalid", user="kube-apiserver-kubelet-client", group="system:masters"
-    )
     for name, (user, group) in CLIENTS.items():
         # Go refuses a certificate whose alternative names are there and none.
         issue(name, f"{name}.invalid", user=user, group=group)
-        one = {"cluster": "node", "user": name}
         cluster = {"server": f"https://{address}:6443", "certificate-authority": str(folder / "ca.crt")}
         client = {"client-certificate": f"{folder / name}.crt", "client-key": f"{folder / name}.key"}
         config = {
@@ -48,6 +45,6 @@ def write_identities(folder: Path, address: str, service: str) -> None:
             "current-context": "node",
             "clusters": [{"name": "node", "cluster": cluster}],
             "users": [{"name": name, "user": client}],
-            "contexts": [{"name": "node", "context": one}],
+            "contexts": [{"name": "node", "context": {"cluster": "node", "user": name}}],
         }
         (folder / f"{name}.kubeconfig").write_text(yaml.safe_dump(config))

@@ -35,7 +35,6 @@ PAUSE: Final = "localhost/pause:test"
 BASE: Final = "localhost/python:3.11-slim-bookworm"
 SCRATCH: Final = "building-"
 KEPT_OF_EACH: Final = 3
-"""Archives of an image that stay in the cache, the newest ones."""
 
 
 def context_files(ignore: str) -> list[str]:
@@ -46,13 +45,9 @@ def context_files(ignore: str) -> list[str]:
     assert lines[0] == "*", "an allow list begins with *"
     allowed = [line[1:].removesuffix("**") for line in lines[1:] if line.startswith("!")]
     refused = tuple(line.removesuffix("**") for line in lines[1:] if line.endswith("/**") and not line.startswith("!"))
-    return [
-        name
-        for name in listed
-        if any(name == one or (one.endswith("/") and name.startswith(one)) for one in allowed)
-        and not name.startswith(refused)
-        and (ROOT / name).exists()
-    ]
+    folders = tuple(one for one in allowed if one.endswith("/"))
+    through = [name for name in listed if name in allowed or name.startswith(folders)]
+    return [name for name in through if not name.startswith(refused) and (ROOT / name).exists()]
 
 
 class NoImageError(Exception):
@@ -60,12 +55,10 @@ class NoImageError(Exception):
 
 
 def name_of(image: str) -> str:
-    """What pods call an image."""
     return {"pause": PAUSE, "base": BASE}.get(image, f"localhost/{image}:test")
 
 
 def archive(image: str) -> Path:
-    """The archive of one image (pause, kafka, client, kquota, kquota-redirect, kquota-analysis), built if need be."""
     builders = {"pause": _pause, "kafka": _kafka, "client": _client, "base": base}
     if image in builders:
         return builders[image]()
@@ -148,11 +141,8 @@ def _kafka() -> Path:
 @functools.cache
 def _client() -> Path:
     clients = sorted((RECIPES / "clients").glob("*.py"))
-    pins = [
-        line
-        for line in (ROOT / "deploy/constraints.txt").read_text().splitlines()
-        if line.partition("==")[0] in CLIENT_PACKAGES
-    ]
+    pinned = (ROOT / "deploy/constraints.txt").read_text().splitlines()
+    pins = [line for line in pinned if line.partition("==")[0] in CLIENT_PACKAGES]
     assert len(pins) == len(CLIENT_PACKAGES), pins
 
     def fill(folder: Path) -> None:
@@ -167,7 +157,6 @@ def _client() -> Path:
 
 @functools.cache
 def _project(target: str) -> Path:
-    """One target of the project's Dockerfile, with its own .dockerignore."""
     files = [ROOT / name for name in context_files((ROOT / ".dockerignore").read_text())]
     files = [path for path in files if path.is_file() and path.name != DESCRIPTION]
 
@@ -220,13 +209,11 @@ def _buildah(*arguments: str) -> None:
 def _run(command: list[str]) -> None:
     done = subprocess.run(["nice", *command], capture_output=True, text=True)
     if done.returncode != 0:
-        raise NoImageError(
-            f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
-        )
+        said = f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
+        raise NoImageError(f"{' '.join(command)} ended with {done.returncode}:\n{said}")
 
 
 def main() -> None:
-    """Build what is not in the cache yet, and say how large it is and how long that took; all, or those named."""
     for image in sys.argv[1:] or ("base", "pause", "client", "kafka", *TARGETS.values()):
         began = time.monotonic()
         path = archive(image)

@@ -50,8 +50,6 @@ def run(*command: str) -> None:
 
 
 class Supervisor:
-    """What runs in the node, by name, and who waits for it."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[int, str] = {}
@@ -95,7 +93,6 @@ class Supervisor:
         connection.close()
 
     def do_start(self, _connection: socket.socket, name: str, argv: list[str]) -> dict[str, object]:
-        """A program that runs on; its output goes to a file."""
         with (self._folder / f"{name}.log").open("ab") as log:
             pid = _spawn(argv, log)
         self._running[pid] = name
@@ -113,7 +110,6 @@ class Supervisor:
         return {"running": name in self._running.values(), "status": self._ended.get(name)}
 
     def do_run(self, connection: socket.socket, argv: list[str]) -> dict[str, object] | None:
-        """A command to its end; the answer comes then."""
         self._orders += 1
         output = self._folder / f"order-{self._orders}"
         with output.open("wb") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -36,29 +35,24 @@ def values(rate: float = RATE) -> dict[str, Any]:
 def webhook(node: Node, chart: Path) -> Iterator[Release]:
     workloads.namespace(node, SYSTEM, **{"kquota.io/injection": "enabled"})
     release = Release(node, chart, SYSTEM, "kquota")
-    began = time.monotonic()
     release.helm("install", values(), "--wait", "--timeout=180s")
-    print(f"helm install --wait of the webhook: {time.monotonic() - began:.1f} s")
     yield release
     stop_webhook(node)  # which does not keep it from being uninstalled
     release.uninstall()
 
 
 def stop_webhook(node: Node) -> None:
-    """No replica answers from now on."""
     node.kubectl("scale", "deployment/kquota-webhook", "--namespace", SYSTEM, "--replicas=0")
     until(lambda: not node.pods(SYSTEM, WEBHOOK_POD), limit_s=90)
 
 
 def start_webhook(node: Node) -> None:
-    """Its two replicas are ready."""
     node.kubectl("scale", "deployment/kquota-webhook", "--namespace", SYSTEM, "--replicas=2")
     node.kubectl("rollout", "status", "--namespace", SYSTEM, "deployment/kquota-webhook", "--timeout=150s")
 
 
 @pytest.fixture(scope="module")
 def lenient(node: Node, webhook: Release) -> str:
-    """A namespace with the failure policy Ignore."""
     workloads.namespace(node, LENIENT)
     node.kubectl("label", "--overwrite", "namespace", LENIENT, LABEL, "kquota.io/failure-policy=Ignore")
     return LENIENT
@@ -78,9 +72,7 @@ def orders(node: Node, webhook: Release, tmp_path_factory: pytest.TempPathFactor
         "readinessProbe": None,
         "securityContext": workloads.RESTRICTED,
     }
-    began = time.monotonic()
     release.helm("install", release.values)
     release.pod(ORDERS_POD)
-    print(f"helm install of another chart to Ready: {time.monotonic() - began:.1f} s")
     yield release
     release.uninstall()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +32,6 @@ class Release:
         self.namespace = namespace
         self.name = name
         self.values: dict[str, Any] = {}
-        """What it was installed with."""
         self._chart = chart
 
     def write(self, values: dict[str, Any]) -> Path:
@@ -54,7 +52,6 @@ class Release:
         return ready_pod(self.node, self.namespace, selector)
 
     def said(self, pod: dict[str, Any], *more: str) -> list[dict[str, Any]]:
-        """What the application has said: the pod's first container that is not the sidecar."""
         return log_lines(self.node, self.namespace, name_of_pod(pod), pod["spec"]["containers"][0]["name"], *more)
 
     def sidecar_log(self, pod: dict[str, Any]) -> str:
@@ -70,15 +67,10 @@ class Release:
             rate = workloads.rate_per_s(lines, 10) * RECORD_BYTES
             return rate if abs(rate / expected - 1) <= tolerance else None
 
-        def explain() -> str:
-            return f"{expected:g} expected: {self.said(pod, '--tail=30')}"
-
-        rate: float = until(look, explain, 90)
+        rate: float = until(look, lambda: f"{expected:g} expected: {self.said(pod, '--tail=30')}", 90)
         return rate
 
     def await_progress(self, pod: dict[str, Any]) -> None:
-        """Until the application has a thousand more records acknowledged."""
-
         def acknowledged() -> int:
             """Among its lines are librdkafka's own."""
             lines = until(lambda: self.said(pod, "--tail=50"), lambda: describe(self.node, self.namespace))
@@ -86,25 +78,24 @@ class Release:
 
         before = acknowledged()
 
-        def explain() -> str:
-            return f"no 1000 records more than {before}:\n{describe(self.node, self.namespace)}"
-
-        until(lambda: acknowledged() >= before + 1000, explain, 90)
+        until(lambda: acknowledged() >= before + 1000, lambda: describe(self.node, self.namespace), 90)
 
     @contextmanager
     def following(self, pod: dict[str, Any], *containers: str) -> Iterator[dict[str, list[str]]]:
         """The lines of a pod's containers from now on, with times, also while it ends; filled after the block."""
-        common = ["logs", "--follow", "--timestamps", "--tail=1", f"--namespace={self.namespace}", name_of_pod(pod)]
+        common: list[str | Path] = [
+            self.node.programs.kubectl,
+            "logs",
+            f"--namespace={self.namespace}",
+            name_of_pod(pod),
+        ]
+        common += ["--follow", "--timestamps", "--tail=1"]
+        env = self.node.environment()
         found: dict[str, list[str]] = {}
         with self.node.inside():
             running = {
-                container: subprocess.Popen(
-                    [self.node.programs.kubectl, *common, f"--container={container}"],
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    env=self.node.environment(),
-                )
-                for container in containers
+                one: subprocess.Popen([*common, f"--container={one}"], stdout=subprocess.PIPE, text=True, env=env)
+                for one in containers
             }
         try:
             yield found
@@ -120,7 +111,6 @@ class Release:
 
 
 def shop_values(rate: str | float = RATE, topic: str = "shop", **more: Any) -> dict[str, Any]:
-    """Values of tests/kubernetes/shop: one limit for all client-ids; `more` is kquota's."""
     kquota = {
         **IMAGES,
         "config": {"upstream": {"bootstrap": [BROKER]}, "drain_timeout_s": DRAIN_S},
@@ -131,14 +121,11 @@ def shop_values(rate: str | float = RATE, topic: str = "shop", **more: Any) -> d
 
 @contextmanager
 def installed(node: Node, chart: Path, namespace: str, values: dict[str, Any]) -> Iterator[Release]:
-    """The release while the block runs; its pod is ready at the beginning."""
     workloads.namespace(node, namespace)
     release = Release(node, chart, namespace)
-    began = time.monotonic()
     release.values = values
     release.helm("install", values)
     release.pod()
-    print(f"helm install, with its check, to Ready: {time.monotonic() - began:.1f} s")
     yield release
     release.uninstall()
 
@@ -146,12 +133,7 @@ def installed(node: Node, chart: Path, namespace: str, values: dict[str, Any]) -
 def kquota(node: Node, *arguments: str) -> str:
     """The command line as it is run next to a cluster, with kubectl on PATH."""
     with node.inside():
-        done = subprocess.run(
-            [Path(sys.executable).with_name("kquota"), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=node.environment(),
-        )
+        command: list[str | Path] = [Path(sys.executable).with_name("kquota"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=node.environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -31,7 +31,6 @@ def hierarchies() -> list[Path]:
 
 
 def make_cgroups(name: str) -> None:
-    """A group of this name in each hierarchy, usable at once."""
     for root in hierarchies():
         group = root / name
         group.mkdir(exist_ok=True)

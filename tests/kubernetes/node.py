@@ -25,8 +25,9 @@ from tests.kubernetes import image_store
 from tests.kubernetes.identities import write_identities
 from tests.kubernetes.programs import NodePrograms, node_programs
 from tests.lab.kafka.process import GuardedProcess
+from tests.support.chart_tools import manifest
 from tests.support.namespaces import Namespace
-from tests.support.waiting import until
+from tests.support.waiting import answered, until
 
 ADDRESS: Final = "10.99.0.1"
 GATEWAY: Final = "10.99.0.254"
@@ -47,14 +48,11 @@ class NodeError(Exception):
 
 
 class Node:
-    """A running node. Make one with `running_node`."""
-
     def __init__(self, folder: Path, namespace: Namespace, programs: NodePrograms) -> None:
         self.folder = folder
         self.namespace = namespace
         self.programs = programs
         self.times_s: dict[str, float] = {}
-        """How long the parts of the start took."""
         self._identities = folder / "identities"
         self._kubeconfig = self._identities / "admin.kubeconfig"
         self._client: httpx.Client | None = None
@@ -62,7 +60,6 @@ class Node:
     # --- programs of the node
 
     def order(self, what: str, limit_s: float = RUN_LIMIT_S, **more: Any) -> dict[str, Any]:
-        """Have the node's first process do something (init.py)."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(limit_s)
             # A path of more than 107 characters is none for a socket.
@@ -78,7 +75,6 @@ class Node:
         return answer
 
     def run(self, *command: str | Path, limit_s: float = RUN_LIMIT_S) -> str:
-        """Run a command inside, as root of the node; its output."""
         answer = self.order("run", limit_s, argv=[str(word) for word in command])
         if answer["status"] != 0:
             raise NodeError(f"{' '.join(map(str, command))} ended with {answer['status']}:\n{answer['output'][-4000:]}")
@@ -109,7 +105,6 @@ class Node:
 
     @property
     def authority(self) -> Path:
-        """The certificate that clients of the API server trust."""
         return self._identities / "ca.crt"
 
     def close(self) -> None:
@@ -120,12 +115,10 @@ class Node:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """The calling thread, and what it starts, is in the node's network."""
         with self.namespace.inside():
             yield
 
     def get(self, path: str, **query: str) -> httpx.Response:
-        """One request to the API server, as the cluster's administrator."""
         with self.inside():
             if self._client is None:
                 trust = ssl.create_default_context(cafile=str(self.authority))
@@ -134,61 +127,36 @@ class Node:
             return self._client.get(path, params=query)
 
     def http(self, url: str, **query: str) -> httpx.Response:
-        """One request from the node to something in its network."""
         with self.inside():
             return httpx.get(url, params=query, timeout=30)
 
-    def kubectl(self, *arguments: str | Path, given: str | None = None, limit_s: float = RUN_LIMIT_S) -> str:
-        """kubectl as the cluster's administrator; its output."""
-        done = self.try_kubectl(*arguments, given=given, limit_s=limit_s)
-        if done.returncode != 0:
-            raise NodeError(f"kubectl {' '.join(map(str, arguments))}: {done.stdout}{done.stderr}")
-        return done.stdout
+    def kubectl(self, *arguments: str | Path, given: str | None = None) -> str:
+        return _output(self.try_kubectl(*arguments, given=given))
 
-    def try_kubectl(
-        self, *arguments: str | Path, given: str | None = None, limit_s: float = RUN_LIMIT_S
-    ) -> subprocess.CompletedProcess[str]:
-        """The same where a refusal is what is looked for."""
-        return self._client_program([self.programs.kubectl, *arguments], given, limit_s)
+    def try_kubectl(self, *arguments: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        return self._client_program(self.programs.kubectl, *arguments, given=given)
 
-    def helm(self, *arguments: str | Path, limit_s: float = RUN_LIMIT_S) -> str:
-        """Helm as the cluster's administrator; its output."""
-        done = self.try_helm(*arguments, limit_s=limit_s)
-        if done.returncode != 0:
-            raise NodeError(f"helm {' '.join(map(str, arguments))}: {done.stdout}{done.stderr}")
-        return done.stdout
+    def helm(self, *arguments: str | Path) -> str:
+        return _output(self.try_helm(*arguments))
 
-    def try_helm(self, *arguments: str | Path, limit_s: float = RUN_LIMIT_S) -> subprocess.CompletedProcess[str]:
-        return self._client_program([self.programs.helm, *arguments], None, limit_s)
+    def try_helm(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return self._client_program(self.programs.helm, *arguments)
 
     def environment(self) -> dict[str, str]:
-        """The environment of those who use the cluster: its kubeconfig, and no user's own settings."""
-        kubectl = self.folder / "bin"
-        return {
-            "PATH": f"{kubectl}:{os.environ['PATH']}",
-            "HOME": str(self.folder / "home"),
-            "KUBECONFIG": str(self._kubeconfig),
-        }
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        return {"PATH": path, "HOME": str(self.folder / "home"), "KUBECONFIG": str(self._kubeconfig)}
 
-    def _client_program(
-        self, command: Sequence[str | Path], given: str | None, limit_s: float
-    ) -> subprocess.CompletedProcess[str]:
+    def _client_program(self, *command: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        words, env = [str(word) for word in command], self.environment()
         with self.inside():
-            return subprocess.run(
-                [str(word) for word in command],
-                input=given,
-                capture_output=True,
-                text=True,
-                timeout=limit_s,
-                env=self.environment(),
-            )
+            return subprocess.run(words, input=given, capture_output=True, text=True, timeout=RUN_LIMIT_S, env=env)
 
     def apply(self, *manifests: dict[str, Any], namespace: str | None = None) -> None:
-        where = [] if namespace is None else ["--namespace", namespace]
+        where = [f"--namespace={namespace}"] if namespace else []
         self.kubectl("apply", *where, "--filename", "-", given=yaml.safe_dump_all(manifests))
 
     def object(self, kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
-        where = [] if namespace is None else ["--namespace", namespace]
+        where = [f"--namespace={namespace}"] if namespace else []
         found: dict[str, Any] = json.loads(self.kubectl("get", kind, name, *where, "--output", "json"))
         return found
 
@@ -198,7 +166,6 @@ class Node:
         return list(answer.raise_for_status().json()["items"])
 
     def import_images(self, *images: str) -> None:
-        """Give containerd images that it does not have yet."""
         if not images:
             return
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".tar") as together:
@@ -206,7 +173,6 @@ class Node:
             self.run(*self._ctr("images", "import", together.name), limit_s=600)
 
     def kill(self, container_id: str, number: int) -> None:
-        """Send a signal to the first process of a container, from outside of it."""
         self.run(*self._ctr("task", "kill", "--signal", str(number), container_id))
 
     def _ctr(self, *arguments: str | Path) -> list[str]:
@@ -215,7 +181,6 @@ class Node:
     # --- start
 
     def bring_up(self, images: Sequence[str], cgroup: str) -> None:
-        """Start everything, in order, each once what it needs answers."""
         began = time.monotonic()
         self._write_configuration(cgroup)
         own, identity = self.folder, self._identities
@@ -274,19 +239,12 @@ class Node:
         until(lambda: self.get("/api/v1/namespaces/default/serviceaccounts/default").status_code == 200, limit_s=120)
 
     def _dns_ready(self) -> bool:
-        try:
-            return self.http(f"http://{ADDRESS}:8181/ready").status_code == 200
-        except httpx.HTTPError:
-            return False
+        return bool(answered(lambda: self.http(f"http://{ADDRESS}:8181/ready").status_code == 200))
 
     def api_ready(self) -> bool:
-        try:
-            return self.get("/readyz").text == "ok"
-        except httpx.HTTPError:
-            return False
+        return answered(lambda: self.get("/readyz").text) == "ok"
 
     def ready(self) -> bool:
-        """Whether the API server calls the node ready."""
         answer = self.get(f"/api/v1/nodes/{NAME}")
         conditions = answer.json()["status"].get("conditions", []) if answer.status_code == 200 else []
         return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
@@ -296,7 +254,6 @@ class Node:
         return self.get(f"/api/v1/nodes/{NAME}/proxy/healthz").text == "ok"
 
     def _start_dns(self) -> None:
-        """CoreDNS, a program of the node behind the Service that pods know."""
         (self.folder / "Corefile").write_text(
             f".:53 {{\n  errors\n  ready {ADDRESS}:8181\n"
             f"  kubernetes cluster.local {{\n    kubeconfig {self._identities}/dns.kubeconfig node\n  }}\n}}\n"
@@ -304,22 +261,11 @@ class Node:
         self.start("coredns", self.programs.coredns, "-conf", self.folder / "Corefile")
         ports = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]
         labels = {"kubernetes.io/service-name": "kube-dns"}
-        metadata = {"name": "kube-dns", "namespace": "kube-system"}
+        slice_ = {"addressType": "IPv4", "endpoints": [{"addresses": [ADDRESS]}], "ports": ports}
         self.apply(
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": metadata,
-                "spec": {"clusterIP": DNS_SERVICE, "ports": ports},
-            },
-            {
-                "apiVersion": "discovery.k8s.io/v1",
-                "kind": "EndpointSlice",
-                "metadata": metadata | {"labels": labels},
-                "addressType": "IPv4",
-                "endpoints": [{"addresses": [ADDRESS]}],
-                "ports": ports,
-            },
+            manifest("Service", "kube-dns", spec={"clusterIP": DNS_SERVICE, "ports": ports}),
+            manifest("EndpointSlice", "kube-dns", "discovery.k8s.io/v1", labels, **slice_),
+            namespace="kube-system",
         )
 
     def _write_configuration(self, cgroup: str) -> None:
@@ -398,6 +344,12 @@ oom_score = 0
         (own / "bin" / "kubectl").symlink_to(self.programs.kubectl)
 
 
+def _output(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode != 0:
+        raise NodeError(f"{' '.join(done.args)}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
 @contextmanager
 def attached_node(folder: Path) -> Iterator[Node]:
     """A node that another process runs (`python -m tests.kubernetes.node`)."""
@@ -442,7 +394,6 @@ def running_node(images: Sequence[str] = ()) -> Iterator[Node]:
 
 
 def main() -> None:
-    """A node to try things on, until Ctrl-C: with the images, and no broker yet."""
     with running_node(("client", "kafka", "kquota", "kquota-redirect")) as node:
         print({name: round(seconds, 1) for name, seconds in node.times_s.items()})
         print(f"KQUOTA_NODE={node.folder}", flush=True)

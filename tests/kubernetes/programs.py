@@ -39,17 +39,14 @@ class NodePrograms:
 
 
 def insist_on_machine() -> None:
-    """Root, and the programs that Debian brings."""
     if os.geteuid() != 0:
         raise NoNodeError("a Kubernetes node needs root: it makes namespaces, mounts and control groups")
     missing = {package for program, package in DEBIAN.items() if shutil.which(program) is None}
     if not all((CNI / plugin).is_file() for plugin in ("bridge", "host-local", "portmap", "loopback")):
         missing.add(CNI_PACKAGE)
     if missing:
-        raise NoNodeError(
-            f"a Kubernetes node needs programs that are not here: apt-get install --no-install-recommends "
-            f"{' '.join(sorted(missing))}"
-        )
+        install = f"apt-get install --no-install-recommends {' '.join(sorted(missing))}"
+        raise NoNodeError(f"a Kubernetes node needs programs that are not here: {install}")
 
 
 def coredns() -> Path:
@@ -63,20 +60,12 @@ def prometheus() -> Path:
 
 
 def node_programs() -> NodePrograms:
-    """All of them, built if need be."""
     insist_on_machine()
-    return NodePrograms(
-        etcd_program(),
-        {name: kubernetes_program(name) for name in KUBERNETES},
-        coredns(),
-        CNI,
-        kubectl_executable(),
-        helm_executable(),
-    )
+    kubernetes = {name: kubernetes_program(name) for name in KUBERNETES}
+    return NodePrograms(etcd_program(), kubernetes, coredns(), CNI, kubectl_executable(), helm_executable())
 
 
 def main() -> None:
-    """Build what is not in the cache yet (all, or those named), and say where it is and how long that took."""
     try:
         insist_on_machine()
     except NoNodeError as error:

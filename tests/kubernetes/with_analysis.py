@@ -13,6 +13,7 @@ from tests.kubernetes.image_store import name_of
 from tests.kubernetes.installed import RECORD_BYTES, installed, shop_values
 from tests.kubernetes.node import NAME, Node
 from tests.kubernetes.workloads import name_of_pod, throttled_s
+from tests.support.chart_tools import manifest
 from tests.support.waiting import until
 
 NAMESPACE: Final = "analysis"
@@ -34,11 +35,8 @@ def volume(node: Node) -> Path:
         "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [selector]}]}},
     }
     claim = {"volumeName": CLAIM, "resources": {"requests": {"storage": "1Gi"}}}
-    node.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": CLAIM}, "spec": common | place})
-    node.apply(
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": CLAIM}, "spec": common | claim},
-        namespace=NAMESPACE,
-    )
+    node.apply(manifest("PersistentVolume", CLAIM, spec=common | place))
+    node.apply(manifest("PersistentVolumeClaim", CLAIM, spec=common | claim), namespace=NAMESPACE)
     return folder
 
 
@@ -88,7 +86,6 @@ def test_scheduled_report_has_the_recorded_usage(node: Node, shop: Path) -> None
             return [one for one in later if one["status"].get("succeeded")]
 
         (job, *_) = until(succeeded, lambda: workloads.describe(node, NAMESPACE), 240)
-        print(f"report by the CronJob: {job['status']['startTime']} to {job['status']['completionTime']}")
         (pod_of_job, *_) = node.pods(NAMESPACE, f"job-name={job['metadata']['name']}")
         assert pod_of_job["status"]["phase"] == "Succeeded"
         assert "<html" in (folder / "reports/usage/report.html").read_text()

@@ -34,9 +34,7 @@ def values(version: str = "1") -> dict[str, Any]:
 def gateway(node: Node, chart: Path) -> Iterator[Release]:
     workloads.namespace(node, NAMESPACE)
     release = Release(node, chart, NAMESPACE, "gateway")
-    began = time.monotonic()
     release.helm("install", values(), "--wait", "--timeout=180s")
-    print(f"helm install --wait of two replicas: {time.monotonic() - began:.1f} s")
     yield release
     release.uninstall()
 
@@ -47,7 +45,6 @@ def test_helm_test_passes(node: Node, gateway: Release) -> None:
 
 
 def test_rolling_update_loses_and_repeats_no_record(node: Node, gateway: Release) -> None:
-    """Three applications produce through the Service while each pod of the gateway is replaced."""
     names = [f"shop-{number}" for number in range(3)]
     for name in names:
         application = producer("gateway", f"--client-id={name}", bootstrap="gateway-kquota:9092")
@@ -81,7 +78,6 @@ def test_disruption_budget_lets_one_replica_go_at_a_time(node: Node, gateway: Re
 
 
 def evict(node: Node, pod: str) -> str:
-    """Ask for the eviction of a pod, as `kubectl drain` does; what the API server has against it."""
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
     path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction"
     done = node.try_kubectl("create", "--raw", path, "--filename", "-", given=json.dumps(body))

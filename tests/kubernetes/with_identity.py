@@ -16,6 +16,7 @@ from tests.kubernetes.installed import RATE, Release, installed, shop_values
 from tests.kubernetes.node import Node
 from tests.kubernetes.workloads import metrics, statuses
 from tests.support.certificates import Authority, Issued
+from tests.support.chart_tools import manifest
 from tests.support.waiting import until
 
 NAMESPACE: Final = "identity"
@@ -35,15 +36,13 @@ def release(node: Node, shop: Path, authority: Authority) -> Iterator[Release]:
     apply_secret(node, authority.issue("before", "client.test"), authority)
     node.kubectl("create", "serviceaccount", "checkout", "--namespace", NAMESPACE)
     files = {f"{what}_file": f"/etc/kquota-tls/{name}" for what, name in FILES.items()}
+    static = {"template": "{namespace}/{service_account}", "directory": "/etc/kquota-pod"}
     values = shop_values(
         topic="identity",
         config={
             "upstream": {"bootstrap": ["kafka-0.kafka.kafka:9094"], "tls": files},
             "drain_timeout_s": 20,
-            "identity": {
-                "sources": ["static"],
-                "static": {"template": "{namespace}/{service_account}", "directory": "/etc/kquota-pod"},
-            },
+            "identity": {"sources": ["static"], "static": static},
         },
         quotas=[{"user": f"{NAMESPACE}/checkout", "producer_byte_rate": RATE}],
         podIdentity={"enabled": True},
@@ -58,16 +57,9 @@ FILES: Final = {"ca": "ca.crt", "certificate": "tls.crt", "key": "tls.key"}
 
 
 def apply_secret(node: Node, issued: Issued, authority: Authority) -> None:
-    texts = {"tls.crt": issued.chain, "tls.key": issued.key, "ca.crt": authority.certificate}
-    node.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": SECRET},
-            "stringData": {name: path.read_text() for name, path in texts.items()},
-        },
-        namespace=NAMESPACE,
-    )
+    files = {"tls.crt": issued.chain, "tls.key": issued.key, "ca.crt": authority.certificate}
+    texts = {name: path.read_text() for name, path in files.items()}
+    node.apply(manifest("Secret", SECRET, stringData=texts), namespace=NAMESPACE)
 
 
 def test_the_service_account_is_the_user(node: Node, release: Release) -> None:

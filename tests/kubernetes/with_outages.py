@@ -16,6 +16,7 @@ from tests.kubernetes.injected import ORDERS, ORDERS_POD, SYSTEM, WEBHOOK_POD, s
 from tests.kubernetes.installed import Release
 from tests.kubernetes.node import Node
 from tests.kubernetes.workloads import container, container_id, is_ready, name_of_pod, statuses
+from tests.support.chart_tools import manifest
 from tests.support.waiting import until
 
 READY_S = 90.0
@@ -24,10 +25,8 @@ ROUNDS = 12
 
 
 def pod_of(name: str) -> str:
-    """A pod that only waits, as a manifest."""
     spec = {"containers": [container("client", ["sleep", "infinity"])], "terminationGracePeriodSeconds": 1}
-    metadata = {"name": name, "labels": {"app": name}}
-    return yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    return yaml.safe_dump(manifest("Pod", name, labels={"app": name}, spec=spec))
 
 
 def new_pod(node: Node, namespace: str, name: str) -> str:

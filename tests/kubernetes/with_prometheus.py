@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import pytest
 import yaml
 
@@ -15,7 +14,8 @@ from tests.kubernetes import programs, workloads
 from tests.kubernetes.installed import Release, installed, shop_values
 from tests.kubernetes.node import ADDRESS, Node
 from tests.kubernetes.workloads import name_of_pod
-from tests.support.waiting import until
+from tests.support.chart_tools import manifest
+from tests.support.waiting import answered, until
 
 NAMESPACE: Final = "monitored"
 URL: Final = f"http://{ADDRESS}:9090"
@@ -32,17 +32,13 @@ def discovery(node: Node, namespaces: list[str]) -> dict[str, Any]:
     """How Prometheus finds pods: from the API server, as a service account that may look at pods and nothing else."""
     workloads.namespace(node, "monitoring")
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
-    kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": "prometheus"}}
+    rbac = "rbac.authorization.k8s.io"
     subject = {"kind": "ServiceAccount", "name": "prometheus", "namespace": "monitoring"}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "prometheus"}
+    role = {"apiGroup": rbac, "kind": "ClusterRole", "name": "prometheus"}
+    node.apply(manifest("ServiceAccount", "prometheus"), namespace="monitoring")
     node.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": "prometheus", "namespace": "monitoring"},
-        },
-        kind | {"kind": "ClusterRole", "rules": [rule]},
-        kind | {"kind": "ClusterRoleBinding", "subjects": [subject], "roleRef": role},
+        manifest("ClusterRole", "prometheus", f"{rbac}/v1", rules=[rule]),
+        manifest("ClusterRoleBinding", "prometheus", f"{rbac}/v1", subjects=[subject], roleRef=role),
     )
     token = node.kubectl("create", "token", "prometheus", "--namespace=monitoring").strip()
     return {
@@ -60,15 +56,11 @@ def scrape_configs(discovered: dict[str, Any]) -> list[dict[str, Any]]:
         {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
         {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
     ]
-    annotation = "__meta_kubernetes_pod_annotation_prometheus_io"
+    annotation, ip = "__meta_kubernetes_pod_annotation_prometheus_io", "__meta_kubernetes_pod_ip"
     by_annotation = [
         {"source_labels": [f"{annotation}_scrape"], "action": "keep", "regex": "true"},
         {"source_labels": [f"{annotation}_path"], "target_label": "__metrics_path__"},
-        {
-            "source_labels": ["__meta_kubernetes_pod_ip", f"{annotation}_port"],
-            "separator": ":",
-            "target_label": "__address__",
-        },
+        {"source_labels": [ip, f"{annotation}_port"], "separator": ":", "target_label": "__address__"},
     ]
     by_port = [
         {"source_labels": ["__meta_kubernetes_pod_labelpresent_kquota_io_config"], "action": "keep", "regex": "true"},
@@ -84,10 +76,8 @@ def scrape_configs(discovered: dict[str, Any]) -> list[dict[str, Any]]:
 def prometheus(node: Node, release: Release) -> Iterator[str]:
     folder = node.folder / "prometheus"
     folder.mkdir(exist_ok=True)
-    config = {
-        "global": {"scrape_interval": "2s"},
-        "scrape_configs": scrape_configs(discovery(node, [NAMESPACE, "kafka"])),
-    }
+    scraped = scrape_configs(discovery(node, [NAMESPACE, "kafka"]))
+    config = {"global": {"scrape_interval": "2s"}, "scrape_configs": scraped}
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     node.start(
         "prometheus", programs.prometheus(), f"--config.file={folder}/prometheus.yaml",
@@ -99,11 +89,8 @@ def prometheus(node: Node, release: Release) -> Iterator[str]:
 
 def asked(node: Node, path: str, **query: str) -> Any:
     """The data of an answer; None as long as there is none."""
-    try:
-        answer = node.http(f"{URL}/api/v1/{path}", **query)
-    except httpx.TransportError:
-        return None
-    return answer.json()["data"] if answer.status_code == 200 else None  # 503 while it starts
+    answer = answered(lambda: node.http(f"{URL}/api/v1/{path}", **query))
+    return answer.json()["data"] if answer is not None and answer.status_code == 200 else None  # 503 while it starts
 
 
 def test_sidecars_are_found_and_scraped(node: Node, release: Release, prometheus: str) -> None:

@@ -133,11 +133,9 @@ def test_bad_file_that_got_past_the_check_stops_new_pods_alone(
 def test_job_with_a_sidecar_completes(node: Node, shop: Path) -> None:
     workloads.namespace(node, "nightly")
     nightly = Release(node, shop, "nightly", "nightly")
-    began = time.monotonic()
     job = ["--topic=nightly", "--records=3000", "--client-id=nightly"]
     nightly.helm("install", shop_values() | {"replicas": 0, "job": job})
     node.kubectl("wait", "--namespace=nightly", "job/nightly", "--for=condition=complete", "--timeout=150s")
-    print(f"helm install to complete: {time.monotonic() - began:.1f} s")
     (pod,) = node.pods("nightly", "app=nightly")
     assert pod["status"]["phase"] == "Succeeded"
     parts = {name: one["state"]["terminated"] for name, one in statuses(pod).items()}
@@ -156,7 +154,6 @@ def test_sidecar_ends_after_the_application(node: Node, release: Release, pod: d
         took = time.monotonic() - began
     done = json.loads(said["app"][-1].split(" ", 1)[1])
     ends = {container: lines[-1].split()[0] for container, lines in said.items()}
-    print(f"deleted in {took:.1f} s; last words {ends}; {said['kquota'][-1]}")
     assert ends["app"] < ends["kquota"]
     assert took < GRACE_S
     workloads.assert_exactly(node, "shop", done, name_of_pod(pod))

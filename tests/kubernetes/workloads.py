@@ -9,6 +9,7 @@ from typing import Any, Final
 from tests.kubernetes.image_store import name_of
 from tests.kubernetes.node import Node
 from tests.support.certificates import Authority
+from tests.support.chart_tools import manifest
 from tests.support.history import Event, assert_clean
 from tests.support.waiting import until
 
@@ -24,7 +25,6 @@ RESTRICTED: Final = {
     "runAsUser": 1000,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-NAMESPACE_LABELS: Final = {"pod-security.kubernetes.io/enforce": "restricted"}
 IMAGES: Final[dict[str, Any]] = {
     "image": {"repository": "localhost/kquota", "tag": "test", "pullPolicy": "Never"},
     "redirect": {"image": {"repository": "localhost/kquota-redirect", "tag": "test"}},
@@ -34,8 +34,7 @@ IMAGES: Final[dict[str, Any]] = {
 
 def namespace(node: Node, name: str, **labels: str) -> None:
     """A namespace that enforces the Pod Security Standard "restricted", unless a label says otherwise."""
-    metadata = {"name": name, "labels": NAMESPACE_LABELS | labels}
-    node.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    node.apply(manifest("Namespace", name, labels={"pod-security.kubernetes.io/enforce": "restricted"} | labels))
 
 
 def container(image: str, command: list[str], name: str = "app", **more: Any) -> dict[str, Any]:
@@ -53,19 +52,13 @@ def producer(topic: str, *arguments: str, bootstrap: str = "127.0.0.1:9092", **m
 
 
 def deployment(name: str, *containers: dict[str, Any], **pod: Any) -> dict[str, Any]:
-    """A plain Deployment of one pod, as a chart that knows nothing of kquota has it."""
     labels = {"app": name}
     template = {"metadata": {"labels": labels}, "spec": {"containers": list(containers), **pod}}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name},
-        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
-    }
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    return manifest("Deployment", name, "apps/v1", spec=spec)
 
 
 def authority(node: Node) -> Authority:
-    """Who signs the broker's certificate, and those of its clients."""
     folder = node.folder / "authority"
     folder.mkdir(exist_ok=True)
     return Authority(folder)
@@ -137,34 +130,22 @@ def _make_broker(node: Node) -> None:
             {"name": "tmp", "emptyDir": {}},
         ],
     }
+    service = {
+        "clusterIP": "None",
+        "selector": labels,
+        "publishNotReadyAddresses": True,
+        "ports": [{"name": "plain", "port": 9092}, {"name": "tls", "port": 9094}],
+    }
+    pods = {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}}
     node.apply(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kafka"}, "data": {"server.properties": text}},
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "kafka"},
-            "spec": {
-                "clusterIP": "None",
-                "selector": labels,
-                "publishNotReadyAddresses": True,
-                "ports": [{"name": "plain", "port": 9092}, {"name": "tls", "port": 9094}],
-            },
-        },
-        {
-            "apiVersion": "apps/v1",
-            "kind": "StatefulSet",
-            "metadata": {"name": "kafka"},
-            "spec": {
-                "serviceName": "kafka",
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": spec},
-            },
-        },
+        manifest("ConfigMap", "kafka", data={"server.properties": text}),
+        manifest("Service", "kafka", spec=service),
+        manifest("StatefulSet", "kafka", "apps/v1", spec={"serviceName": "kafka"} | pods),
         deployment("reader", reader, terminationGracePeriodSeconds=1),
         namespace="kafka",
     )
-    node.kubectl("rollout", "status", "--namespace=kafka", "statefulset/kafka", "--timeout=180s", limit_s=200)
-    node.kubectl("rollout", "status", "--namespace=kafka", "deployment/reader", "--timeout=180s", limit_s=200)
+    for one in ("statefulset/kafka", "deployment/reader"):
+        node.kubectl("rollout", "status", "--namespace=kafka", one, "--timeout=180s")
 
 
 def assert_records(node: Node, topic: str, count: int, pod: str) -> None:
@@ -174,20 +155,17 @@ def assert_records(node: Node, topic: str, count: int, pod: str) -> None:
         "exec", "--namespace=kafka", "deployment/reader", "--", "python3", "read.py", f"--bootstrap={BROKER}",
         f"--topic={topic}",
     )  # fmt: skip
-    history = [Event("sent", pod, number) for number in range(count)]
-    history += [Event("acknowledged", pod, number) for number in range(count)]
+    history = [Event(what, pod, number) for what in ("sent", "acknowledged") for number in range(count)]
     history += [Event("polled", "reader", number, place, offset) for place, offset, number in json.loads(said)[pod]]
     assert_clean(history)
 
 
 def assert_exactly(node: Node, topic: str, done: dict[str, Any], pod: str) -> None:
-    """The last acknowledgement of an application is what the topic has."""
     assert (done["what"], done["unanswered"], done["failed"]) == ("done", 0, 0), done
     assert_records(node, topic, done["acknowledged"], pod)
 
 
 def statuses(pod: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The statuses of a pod's containers, by name, native sidecars among them."""
     parts = pod["status"].get("initContainerStatuses", []) + pod["status"].get("containerStatuses", [])
     return {one["name"]: one for one in parts}
 
@@ -210,7 +188,6 @@ def ready_pod(node: Node, namespace: str, selector: str = "", limit_s: float = P
 
 
 def describe(node: Node, namespace: str, selector: str = "") -> str:
-    """What went on with pods: for messages of failures."""
     chosen = ["--selector", selector] if selector else []
     answer = node.try_kubectl("describe", "pods", "--namespace", namespace, *chosen).stdout
     logs = node.try_kubectl(
@@ -225,26 +202,22 @@ def name_of_pod(pod: dict[str, Any]) -> str:
 
 
 def log_lines(node: Node, namespace: str, pod: str, container: str = "app", *more: str) -> list[dict[str, Any]]:
-    """What an application has said (images/clients)."""
     text = node.kubectl("logs", f"--namespace={namespace}", pod, f"--container={container}", *more)
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
 def rate_per_s(lines: list[dict[str, Any]], seconds: float) -> float:
-    """Acknowledged records per second over the last so many seconds that were reported."""
     last = lines[-1]
     first = next(line for line in lines if line["at"] >= last["at"] - seconds)
     return float((last["acknowledged"] - first["acknowledged"]) / (last["at"] - first["at"]))
 
 
 def metrics(node: Node, pod: dict[str, Any]) -> dict[str, float]:
-    """The sidecar's metrics, by name and labels as they are written."""
     text = node.http(f"http://{pod['status']['podIP']}:9404/metrics").raise_for_status().text
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in lines}
 
 
 def throttled_s(node: Node, pod: dict[str, Any]) -> float:
-    """How long the pod's sidecar has throttled its clients, in all."""
     found = metrics(node, pod)
     return sum(value for name, value in found.items() if name.startswith("kquota_throttle_seconds_total"))

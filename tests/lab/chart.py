@@ -18,38 +18,50 @@ CHART: Final = ROOT / "helm" / "kquota"
 
 Schema = dict[str, Any]
 
+
+def _list(items: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": items, **more}
+
+
+def _like(pattern: str) -> Schema:
+    return {"type": "string", "pattern": pattern}
+
+
 _ANY_OBJECT: Final[Schema] = {"type": "object"}
-_OBJECTS: Final[Schema] = {"type": "array", "items": {"type": "object"}}
+_OBJECTS: Final = _list(_ANY_OBJECT)
 _STRINGS: Final[Schema] = {"type": "object", "additionalProperties": {"type": "string"}}
-_LABEL: Final[Schema] = {"type": "string", "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"}
-_DNS_NAME: Final[Schema] = {"type": "string", "pattern": "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"}
-_SECONDS: Final[Schema] = {"type": "integer", "minimum": 0}
+_LABEL: Final = _like("^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")
+_DNS_NAME: Final = _like("^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$")
+_NATURAL: Final[Schema] = {"type": "integer", "minimum": 0}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 1}
-_COUNT_OR_PERCENT: Final[Schema] = {
-    "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+%$"}]
-}
+_COUNT_OR_PERCENT: Final[Schema] = {"anyOf": [_NATURAL, _like("^[0-9]+%$")]}
 _BOOLEAN: Final[Schema] = {"type": "boolean"}
 _TEXT: Final[Schema] = {"type": "string"}
+_TEXTS: Final = _list(_TEXT)
 _NAME: Final[Schema] = {"type": "string", "minLength": 1}
-_DIGEST: Final[Schema] = {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"}
-_NAMES: Final[Schema] = {"type": "array", "items": _NAME}
-_NODE_PORT: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 65_535}
-_PORTS: Final[Schema] = {
-    "anyOf": [{"type": "integer", "minimum": 1, "maximum": 65_535}, {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?$"}]
-}
+_DIGEST: Final = _like("^(sha256:[0-9a-f]{64})?$")
+_NAMES: Final = _list(_NAME)
+_PORT_OR_NONE: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 65_535}
+_PORTS: Final[Schema] = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 65_535}, _like("^[0-9]+(-[0-9]+)?$")]}
 
 
 def _closed(**properties: Schema) -> Schema:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
+def _said(description: str, schema: Schema) -> Schema:
+    return schema | {"description": description}
+
+
+def _group(description: str, **properties: Schema) -> Schema:
+    return _said(description, _closed(**properties))
+
+
 def _each(*required: str, **properties: Schema) -> Schema:
-    """A list of objects with these properties and no others."""
-    return {"type": "array", "items": {**_closed(**properties), "required": list(required)}}
+    return _list({**_closed(**properties), "required": list(required)})
 
 
 _SHARED: Final[dict[str, Schema]] = {}
-"""Definitions by name."""
 
 
 def _shared(name: str, schema: Schema) -> Schema:
@@ -87,7 +99,7 @@ _SELECTOR: Final = _shared(
             "operator",
             key=_NAME,
             operator={"enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
-            values={"type": "array", "items": _TEXT},
+            values=_TEXTS,
         ),
     ),
 )
@@ -96,7 +108,7 @@ _PEERS: Final = _shared(
     _each(
         namespaceSelector=_SELECTOR,
         podSelector=_SELECTOR,
-        ipBlock={**_closed(cidr=_NAME, **{"except": {"type": "array", "items": _NAME}}), "required": ["cidr"]},
+        ipBlock={**_closed(cidr=_NAME, **{"except": _NAMES}), "required": ["cidr"]},
     ),
 )
 _INGRESS: Final = _each(
@@ -104,40 +116,24 @@ _INGRESS: Final = _each(
 )
 _VARIABLES: Final = r"^(\s*[-._a-zA-Z][-._a-zA-Z0-9]*\s*(,|$))*$"
 _ENV: Final = _shared("Env", _each("name", name=_NAME, value=_TEXT, valueFrom=_ANY_OBJECT))
-_VOLUMES: Final[Schema] = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "required": ["name"],
-        "properties": {
-            "name": {
-                "type": "string",
-                "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$",
-                "not": {"enum": ["kquota-config", "kquota-state", "kquota-pod", "kquota-fleet"]},
-            }
-        },
-    },
+_VOLUME_NAME: Final = _like("^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$") | {
+    "not": {"enum": ["kquota-config", "kquota-state", "kquota-pod", "kquota-fleet"]}
 }
-"""Of other names than the sidecar's own."""
-_MOUNTS: Final[Schema] = _each(
+"""Another than the sidecar's own."""
+_VOLUMES: Final = _list({"type": "object", "required": ["name"], "properties": {"name": _VOLUME_NAME}})
+_MOUNTS: Final = _each(
     "name",
     "mountPath",
     name=_NAME,
-    mountPath={"type": "string", "pattern": "^/.", "not": {"pattern": "^/(etc|var/lib)/kquota(/|$)"}},
+    mountPath=_like("^/.") | {"not": {"pattern": "^/(etc|var/lib)/kquota(/|$)"}},
     readOnly=_BOOLEAN,
-    recursiveReadOnly=_TEXT,
-    mountPropagation=_TEXT,
-    subPath=_TEXT,
-    subPathExpr=_TEXT,
+    **dict.fromkeys(("recursiveReadOnly", "mountPropagation", "subPath", "subPathExpr"), _TEXT),
 )
 _SCHEDULING: Final[dict[str, Schema]] = {
     "nodeSelector": _STRINGS,
     "tolerations": _TOLERATIONS,
     "affinity": _closed(nodeAffinity=_ANY_OBJECT, podAffinity=_ANY_OBJECT, podAntiAffinity=_ANY_OBJECT),
-    "topologySpreadConstraints": {
-        "type": "array",
-        "items": {"type": "object", "required": ["maxSkew", "topologyKey", "whenUnsatisfiable"]},
-    },
+    "topologySpreadConstraints": _list({"type": "object", "required": ["maxSkew", "topologyKey", "whenUnsatisfiable"]}),
     "priorityClassName": _TEXT,
 }
 _HOOK: Final[dict[str, Schema]] = {
@@ -159,205 +155,169 @@ def _probe(*, path: bool = False, ends: bool = False) -> Schema:
     return schema
 
 
+_YAML_WORDS: Final = ["y", "n", "yes", "no", "on", "off", "true", "false", "null"]
 _OWN: Final[dict[str, Schema]] = {
-    "global": {**_ANY_OBJECT, "description": "Helm's own; not used."},
-    "enabled": {**_BOOLEAN, "description": "For charts that include this one under a condition."},
-    "nameOverride": {**_LABEL, "description": "In place of the chart's name in names and labels."},
-    "fullnameOverride": {
-        "type": "string",
-        "pattern": "^([a-z]([-a-z0-9]*[a-z0-9])?)?$",
-        "not": {"enum": ["y", "n", "yes", "no", "on", "off", "true", "false", "null"]},
-        "description": "In place of release and chart name in names.",
-    },
-    "mode": {
-        "enum": ["sidecar", "gateway"],
-        "description": "sidecar: templates to include in pods; gateway: a Deployment of its own.",
-    },
-    "image": {
-        **_closed(
-            repository=_NAME, tag=_TEXT, digest=_DIGEST, pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]}
-        ),
-        "description": "A digest wins over the tag; without either it is the chart's appVersion.",
-    },
-    "runAsUser": {
-        "anyOf": [_COUNT, {"enum": ["namespace"]}],
-        "description": "User of the containers; namespace: the namespace assigns user and groups.",
-    },
-    "commonLabels": {**_LABELS, "description": "Labels of every object, next to the chart's own."},
-    "commonAnnotations": {**_STRINGS, "description": "Annotations of every object, next to the chart's own."},
-    "namespaceOverride": {**_DNS_NAME, "description": "In place of the release's namespace."},
-    "extraObjects": {
-        "type": "array",
-        "items": {"type": ["object", "string"]},
-        "description": "Further objects of the release, as objects or as templates.",
-    },
-    "imagePullSecrets": {**_each("name", name=_NAME), "description": "For the pods that this chart makes itself."},
-    "sidecar": {
-        **_closed(native={"enum": ["auto", True, False]}, preStopSleepSeconds=_SECONDS),
-        "description": "native: an init container with restartPolicy Always; auto: from Kubernetes 1.29 on.",
-    },
-    "redirect": {
-        **_closed(
-            image=_closed(repository=_NAME, tag=_TEXT, digest=_DIGEST),
-            ports={"type": "array", "items": _PORTS},
-            networks=_NAMES,
-            excludePorts={"type": "array", "items": _PORTS},
-            excludeNetworks=_NAMES,
-            excludeUids={"type": "array", "items": {"type": "integer", "minimum": 0}},
-            uid=_COUNT,
-            whenDown={"enum": ["closed", "open"]},
-            resources=_RESOURCES,
-        ),
-        "description": "Only with config.mode: transparent: which connections an init container has redirected.",
-    },
-    "resources": {**_RESOURCES, "description": "Of the kquota container."},
-    "memoryLimit": {
-        **_closed(enabled=_BOOLEAN, connections=_COUNT),
-        "description": "The memory limit of the kquota container that follows from the settings.",
-    },
-    "extraEnv": {**_ENV, "description": "More environment of the kquota container."},
-    "extraVolumes": {**_VOLUMES, "description": "More volumes of the pod, for files that the configuration names."},
-    "extraVolumeMounts": {**_MOUNTS, "description": "Where the kquota container finds them."},
-    "fleetKey": {
-        **_closed(secret=_DNS_NAME, entry={"type": "string", "pattern": "^[-._a-zA-Z0-9]+$"}),
-        "description": "The Secret with the key that authenticates a fleet's records; empty: the chart makes one.",
-    },
-    "podIdentity": {
-        **_closed(enabled=_BOOLEAN),
-        "description": "Files about the pod under /etc/kquota-pod, written by the API server, for identity.static.",
-    },
-    "state": {**_closed(volume=_ANY_OBJECT), "description": "The volume at /var/lib/kquota, the one writable place."},
-    "probes": {
-        **_closed(startup=_probe(path=True, ends=True), readiness=_probe(path=True), liveness=_probe(ends=True)),
-        "description": "On the admin port. Liveness never depends on the brokers.",
-    },
-    "prometheusAnnotations": {**_BOOLEAN, "description": "prometheus.io/* annotations on pods."},
-    "gateway": {
-        **_closed(
-            replicas=_COUNT,
-            preStopSleepSeconds=_SECONDS,
-            service=_closed(
-                type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
-                nodePorts=_closed(bootstrap=_NODE_PORT, firstBroker=_NODE_PORT),
-                annotations=_STRINGS,
-                labels=_LABELS,
-            ),
-            serviceAccount=_closed(create=_BOOLEAN, name=_DNS_NAME, annotations=_STRINGS),
-            sharedLimits=_BOOLEAN,
-            podDisruptionBudget=_closed(enabled=_BOOLEAN, maxUnavailable=_COUNT_OR_PERCENT),
-            autoscaling=_closed(
-                enabled=_BOOLEAN, minReplicas=_COUNT, maxReplicas=_COUNT, targetCPUUtilizationPercentage=_COUNT
-            ),
-            podAnnotations=_STRINGS,
-            podLabels=_LABELS,
-            **_SCHEDULING,
-        ),
-        "description": "Only with mode: gateway.",
-    },
-    "podMonitor": {
-        **_closed(
-            enabled=_BOOLEAN,
-            interval={"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
-            scrapeTimeout={"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
+    "global": _said("Helm's own; not used.", _ANY_OBJECT),
+    "enabled": _said("For charts that include this one under a condition.", _BOOLEAN),
+    "nameOverride": _said("In place of the chart's name in names and labels.", _LABEL),
+    "fullnameOverride": _said(
+        "In place of release and chart name in names.",
+        _like("^([a-z]([-a-z0-9]*[a-z0-9])?)?$") | {"not": {"enum": _YAML_WORDS}},
+    ),
+    "mode": _said(
+        "sidecar: templates to include in pods; gateway: a Deployment of its own.", {"enum": ["sidecar", "gateway"]}
+    ),
+    "image": _group(
+        "A digest wins over the tag; without either it is the chart's appVersion.",
+        repository=_NAME,
+        tag=_TEXT,
+        digest=_DIGEST,
+        pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
+    ),
+    "runAsUser": _said(
+        "User of the containers; namespace: the namespace assigns user and groups.",
+        {"anyOf": [_COUNT, {"enum": ["namespace"]}]},
+    ),
+    "commonLabels": _said("Labels of every object, next to the chart's own.", _LABELS),
+    "commonAnnotations": _said("Annotations of every object, next to the chart's own.", _STRINGS),
+    "namespaceOverride": _said("In place of the release's namespace.", _DNS_NAME),
+    "extraObjects": _said(
+        "Further objects of the release, as objects or as templates.", _list({"type": ["object", "string"]})
+    ),
+    "imagePullSecrets": _said("For the pods that this chart makes itself.", _each("name", name=_NAME)),
+    "sidecar": _group(
+        "native: an init container with restartPolicy Always; auto: from Kubernetes 1.29 on.",
+        native={"enum": ["auto", True, False]},
+        preStopSleepSeconds=_NATURAL,
+    ),
+    "redirect": _group(
+        "Only with config.mode: transparent: which connections an init container has redirected.",
+        image=_closed(repository=_NAME, tag=_TEXT, digest=_DIGEST),
+        ports=_list(_PORTS),
+        networks=_NAMES,
+        excludePorts=_list(_PORTS),
+        excludeNetworks=_NAMES,
+        excludeUids=_list(_NATURAL),
+        uid=_COUNT,
+        whenDown={"enum": ["closed", "open"]},
+        resources=_RESOURCES,
+    ),
+    "resources": _said("Of the kquota container.", _RESOURCES),
+    "memoryLimit": _group(
+        "The memory limit of the kquota container that follows from the settings.", enabled=_BOOLEAN, connections=_COUNT
+    ),
+    "extraEnv": _said("More environment of the kquota container.", _ENV),
+    "extraVolumes": _said("More volumes of the pod, for files that the configuration names.", _VOLUMES),
+    "extraVolumeMounts": _said("Where the kquota container finds them.", _MOUNTS),
+    "fleetKey": _group(
+        "The Secret with the key that authenticates a fleet's records; empty: the chart makes one.",
+        secret=_DNS_NAME,
+        entry=_like("^[-._a-zA-Z0-9]+$"),
+    ),
+    "podIdentity": _group(
+        "Files about the pod under /etc/kquota-pod, written by the API server, for identity.static.", enabled=_BOOLEAN
+    ),
+    "state": _group("The volume at /var/lib/kquota, the one writable place.", volume=_ANY_OBJECT),
+    "probes": _group(
+        "On the admin port. Liveness never depends on the brokers.",
+        startup=_probe(path=True, ends=True),
+        readiness=_probe(path=True),
+        liveness=_probe(ends=True),
+    ),
+    "prometheusAnnotations": _said("prometheus.io/* annotations on pods.", _BOOLEAN),
+    "gateway": _group(
+        "Only with mode: gateway.",
+        replicas=_COUNT,
+        preStopSleepSeconds=_NATURAL,
+        service=_closed(
+            type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+            nodePorts=_closed(bootstrap=_PORT_OR_NONE, firstBroker=_PORT_OR_NONE),
+            annotations=_STRINGS,
             labels=_LABELS,
-            relabelings=_OBJECTS,
-            metricRelabelings=_OBJECTS,
         ),
-        "description": "For the Prometheus operator. Sidecars have no Service, hence no ServiceMonitor.",
-    },
-    "prometheusRule": {
-        **_closed(enabled=_BOOLEAN, labels=_LABELS, runbookUrl=_TEXT),
-        "description": "The rules in files/rules.",
-    },
-    "dashboards": {
-        **_closed(enabled=_BOOLEAN, labels=_LABELS, annotations=_STRINGS),
-        "description": "ConfigMaps for Grafana's sidecar, of the files in files/dashboards.",
-    },
-    "networkPolicy": {
-        **_closed(
-            enabled=_BOOLEAN,
-            monitoring=_PEERS,
-            clients=_PEERS,
-            extraIngress=_INGRESS,
+        serviceAccount=_closed(create=_BOOLEAN, name=_DNS_NAME, annotations=_STRINGS),
+        sharedLimits=_BOOLEAN,
+        podDisruptionBudget=_closed(enabled=_BOOLEAN, maxUnavailable=_COUNT_OR_PERCENT),
+        autoscaling=_closed(
+            enabled=_BOOLEAN, minReplicas=_COUNT, maxReplicas=_COUNT, targetCPUUtilizationPercentage=_COUNT
         ),
-        "description": "What may connect to the pods.",
-    },
-    "demo": {
-        **_closed(enabled=_BOOLEAN, image=_NAME, topic=_NAME, records=_COUNT),
-        "description": "A Job that produces through a sidecar, throttled, and ends.",
-    },
-    "webhook": {
-        **_closed(
-            enabled=_BOOLEAN,
-            namespaces={"type": "array", "items": _NAME, "uniqueItems": True},
-            optIn=_BOOLEAN,
-            failurePolicy={"enum": ["Fail", "Ignore"]},
-            namespaceQuotas={"enum": list(POLICIES)},
-            podsMaySet={"type": "array", "items": {"enum": list(GROUPS)}, "uniqueItems": True},
-            podAnnotations={
-                "type": "array",
-                "items": {"enum": list(GROUPS)},
-                "uniqueItems": True,
-                "description": "The former name of podsMaySet.",
-            },
-            bootstrapVariable={"type": "string", "pattern": _VARIABLES},
-            networkPolicy=_BOOLEAN,
-            timeoutSeconds={"type": "integer", "minimum": 1, "maximum": 30},
-            replicas=_COUNT,
-            certificates={"enum": ["own", "cert-manager", "generated"]},
-            generatedDays=_COUNT,
-            issuerRef=_closed(name=_NAME, kind=_NAME, group=_NAME),
-            resources=_RESOURCES,
-            **_SCHEDULING,
-        ),
-        "description": "Puts sidecars into the pods of chosen namespaces.",
-    },
-    "analysis": {
-        **_closed(
-            enabled=_BOOLEAN,
-            kind={"enum": ["CronJob", "ScheduledSparkApplication"]},
-            image=_closed(repository=_NAME, tag=_TEXT, pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]}),
-            schedule=_NAME,
-            timeZone=_TEXT,
-            input=_TEXT,
-            output=_TEXT,
-            reports={
-                "type": "array",
-                "items": {
-                    **_closed(
-                        name={"type": "string", "pattern": "^[a-z]+$"},
-                        arguments={"type": "array", "items": _TEXT},
-                        schedule=_NAME,
-                        input=_NAME,
-                        output=_NAME,
-                    ),
-                    "required": ["name"],
-                },
-            },
-            stream=_closed(
-                enabled=_BOOLEAN,
-                input=_TEXT,
-                output=_TEXT,
-                arguments={"type": "array", "items": _TEXT},
-                metricsPort={"type": "integer", "minimum": 0, "maximum": 65_535},
-            ),
-            conf=_STRINGS,
-            files=_STRINGS,
-            env=_ENV,
-            driver=_closed(cores=_COUNT, memory=_NAME, resources=_RESOURCES, serviceAccount=_TEXT),
-            executor=_closed(instances=_COUNT, cores=_COUNT, memory=_NAME),
-            volumes=_OBJECTS,
-            volumeMounts=_OBJECTS,
-            nodeSelector=_STRINGS,
-            tolerations=_TOLERATIONS,
-        ),
-        "description": "Reports over usage records by schedule, and the stream.",
-    },
-    "test": {**_closed(enabled=_BOOLEAN, **_HOOK), "description": "The hook of helm test."},
-    "check": {
-        **_closed(enabled=_BOOLEAN, timeoutSeconds={"type": "integer", "minimum": 1}, **_HOOK),
-        "description": "The hook that checks the configuration before it is deployed.",
-    },
+        podAnnotations=_STRINGS,
+        podLabels=_LABELS,
+        **_SCHEDULING,
+    ),
+    "podMonitor": _group(
+        "For the Prometheus operator. Sidecars have no Service, hence no ServiceMonitor.",
+        enabled=_BOOLEAN,
+        interval=_like("^[0-9]+(ms|s|m)$"),
+        scrapeTimeout=_like("^[0-9]+(ms|s|m)$"),
+        labels=_LABELS,
+        relabelings=_OBJECTS,
+        metricRelabelings=_OBJECTS,
+    ),
+    "prometheusRule": _group("The rules in files/rules.", enabled=_BOOLEAN, labels=_LABELS, runbookUrl=_TEXT),
+    "dashboards": _group(
+        "ConfigMaps for Grafana's sidecar, of the files in files/dashboards.",
+        enabled=_BOOLEAN,
+        labels=_LABELS,
+        annotations=_STRINGS,
+    ),
+    "networkPolicy": _group(
+        "What may connect to the pods.", enabled=_BOOLEAN, monitoring=_PEERS, clients=_PEERS, extraIngress=_INGRESS
+    ),
+    "demo": _group(
+        "A Job that produces through a sidecar, throttled, and ends.",
+        enabled=_BOOLEAN,
+        image=_NAME,
+        topic=_NAME,
+        records=_COUNT,
+    ),
+    "webhook": _group(
+        "Puts sidecars into the pods of chosen namespaces.",
+        enabled=_BOOLEAN,
+        namespaces=_list(_NAME, uniqueItems=True),
+        optIn=_BOOLEAN,
+        failurePolicy={"enum": ["Fail", "Ignore"]},
+        namespaceQuotas={"enum": list(POLICIES)},
+        podsMaySet=_list({"enum": list(GROUPS)}, uniqueItems=True),
+        podAnnotations=_said("The former name of podsMaySet.", _list({"enum": list(GROUPS)}, uniqueItems=True)),
+        bootstrapVariable=_like(_VARIABLES),
+        networkPolicy=_BOOLEAN,
+        timeoutSeconds={"type": "integer", "minimum": 1, "maximum": 30},
+        replicas=_COUNT,
+        certificates={"enum": ["own", "cert-manager", "generated"]},
+        generatedDays=_COUNT,
+        issuerRef=_closed(name=_NAME, kind=_NAME, group=_NAME),
+        resources=_RESOURCES,
+        **_SCHEDULING,
+    ),
+    "analysis": _group(
+        "Reports over usage records by schedule, and the stream.",
+        enabled=_BOOLEAN,
+        kind={"enum": ["CronJob", "ScheduledSparkApplication"]},
+        image=_closed(repository=_NAME, tag=_TEXT, pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]}),
+        schedule=_NAME,
+        timeZone=_TEXT,
+        input=_TEXT,
+        output=_TEXT,
+        reports=_each("name", name=_like("^[a-z]+$"), arguments=_TEXTS, schedule=_NAME, input=_NAME, output=_NAME),
+        stream=_closed(enabled=_BOOLEAN, input=_TEXT, output=_TEXT, arguments=_TEXTS, metricsPort=_PORT_OR_NONE),
+        conf=_STRINGS,
+        files=_STRINGS,
+        env=_ENV,
+        driver=_closed(cores=_COUNT, memory=_NAME, resources=_RESOURCES, serviceAccount=_TEXT),
+        executor=_closed(instances=_COUNT, cores=_COUNT, memory=_NAME),
+        volumes=_OBJECTS,
+        volumeMounts=_OBJECTS,
+        nodeSelector=_STRINGS,
+        tolerations=_TOLERATIONS,
+    ),
+    "test": _group("The hook of helm test.", enabled=_BOOLEAN, **_HOOK),
+    "check": _group(
+        "The hook that checks the configuration before it is deployed.",
+        enabled=_BOOLEAN,
+        timeoutSeconds=_COUNT,
+        **_HOOK,
+    ),
 }
 
 
@@ -405,7 +365,6 @@ def _as_draft_7(value: Any) -> Any:
 
 
 def generated() -> dict[Path, str]:
-    """Every generated file of the chart and its content."""
     contents = {
         "values.schema.json": values_schema(),
         "files/live-settings.json": {"paths": live_settings()},

@@ -52,11 +52,8 @@ def described(chart: dict[str, Any], home: str, sources: list[str], image: str, 
     names = {"kquota": "", "kquota-redirect": "-redirect", "kquota-analysis": "-analysis"}
     images = [{"name": name, "image": f"{image}{end}:{chart['appVersion']}"} for name, end in names.items()]
     links = [{"name": "source", "url": one} for one in sources]
-    for name, value in (
-        ("changes", changes(changelog, chart["version"])),
-        ("images", images if image else []),
-        ("links", links),
-    ):
+    shown = {"changes": changes(changelog, chart["version"]), "images": images if image else [], "links": links}
+    for name, value in shown.items():
         if value:
             annotations[f"artifacthub.io/{name}"] = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
     maintainers = [one | {"url": home} for one in chart["maintainers"]]
@@ -64,7 +61,6 @@ def described(chart: dict[str, Any], home: str, sources: list[str], image: str, 
 
 
 def package(home: str, sources: list[str], image: str, out: Path, helm: str = "helm") -> Path:
-    """Pack the chart and return its path. Raises ValueError, OSError or subprocess.CalledProcessError."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     changed = described(chart, home, sources, image, CHANGELOG.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:

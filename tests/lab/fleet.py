@@ -12,22 +12,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
 from analysis.columns import DAY_S, HOUR_S
 from analysis.errors import ReportError
 from analysis.files import read_text, write_text
 from analysis.session import open_session
-from quota.entity import Kind
-from quota.record import FAMILIES, FIELDS, SCHEMA_VERSION, Field
+from quota.record import FAMILIES, FIELDS, SCHEMA_VERSION
 
 START_MS = 1_760_918_400_000
 """2025-10-20 00:00:00 UTC, a Monday."""
 RESTART_SHARE = 0.1
 """Probability per sidecar and week that it restarts."""
 BURST_SHARE = 0.004
-"""Fraction of a client's intervals in which it wants 3 to 13 times as much as usual."""
 MAX_CLIENTS = 40
 TASKS = 4
 LIBRARIES = (
@@ -49,9 +46,7 @@ class GeneratedFleet:
     """Sidecar's application = floor(apps * u^hot): with 3 the largest of 300 has 15 % of all sidecars, with 1 all are
     of one size."""
     lost: float = 0.0005
-    """Fraction of intervals whose records were never delivered."""
     repeated: float = 0.0005
-    """Fraction of intervals whose records were delivered twice."""
     seed: int = 1
     parts: int = 16
     """Sidecar s is in part s mod parts; each part is a sample of the fleet, and a job of its own."""
@@ -62,248 +57,196 @@ class GeneratedFleet:
 
 
 class _Dice:
-    """Numbers from 0 to 1 that depend on columns alone."""
+    """Random numbers as SQL: each call begins a new series."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._salt = 0
 
-    def uniform(self, *keys: str) -> Column:
-        """In [0, 1), 2^31 steps; a new series with each call."""
+    def uniform(self, *keys: str) -> str:
+        """In [0, 1), 2^31 steps."""
         self._salt += 1
+        hashed = f"xxhash64({', '.join(keys)}, {self._seed * 1000 + self._salt})"
         # The middle bits of the hash; & keeps it positive.
-        value = F.shiftrightunsigned(F.xxhash64(*keys, F.lit(self._seed * 1000 + self._salt)), 17)
-        return value.bitwiseAND(0x7FFFFFFF).cast("double") / float(2**31)
+        return f"(cast(shiftrightunsigned({hashed}, 17) & {0x7FFFFFFF} AS double) / {2.0**31}D)"
 
-    def normal(self, *keys: str) -> Column:
-        """Standard normal by Box and Muller's transform."""
-        radius = F.sqrt(-2 * F.log(1 - self.uniform(*keys)))
-        return radius * F.cos(2 * math.pi * self.uniform(*keys))
+    def normal(self, *keys: str) -> str:
+        radius = f"sqrt(-2 * ln(1 - {self.uniform(*keys)}))"
+        return f"({radius} * cos({2 * math.pi}D * {self.uniform(*keys)}))"
+
+
+def _more(rows: DataFrame, **columns: str) -> DataFrame:
+    """Further columns by SQL, each of which may refer to those before it."""
+    return rows.selectExpr("*", *(f"{text} AS {name}" for name, text in columns.items()))
 
 
 def records(spark: SparkSession, fleet: GeneratedFleet, part: int) -> DataFrame:
     """The records of one part, with every field, in the order in which sidecars would have written them."""
     dice = _Dice(fleet.seed)
-    rows = _demand(_clients(_intervals(spark, fleet, part, dice), dice), fleet, dice)
-    used = _used(rows, fleet, dice)
+    rows = _used(_demand(_clients(_intervals(spark, fleet, part, dice), dice), fleet, dice), fleet, dice)
     values = _values(fleet)
-    return used.select(*(_typed(field, values) for field in FIELDS))
+    texts = {field: values.get(field.name, "NULL" if field.nullable else "0") for field in FIELDS}
+    return rows.selectExpr(*(f"cast({text} AS {field.type}) AS {field.name}" for field, text in texts.items()))
 
 
 def _intervals(spark: SparkSession, fleet: GeneratedFleet, part: int, dice: _Dice) -> DataFrame:
     """A row per sidecar and interval that was not lost, or two where it was delivered twice."""
     mine = len(range(part, fleet.sidecars, fleet.parts))
     per_day = DAY_S // fleet.interval_s
-    rows = spark.range(0, mine * fleet.intervals, 1, TASKS).select(
-        (F.floor(F.col("id") / fleet.intervals) * fleet.parts + part).alias("sidecar"),
-        (F.col("id") % fleet.intervals).alias("t"),
-    )
     week = 7 * per_day
-    rows = rows.withColumns(
-        {
-            "day": F.floor(F.col("t") / per_day),
-            "week": F.floor(F.col("t") / week),
-            "u_app": dice.uniform("sidecar"),
-            "u_size": dice.uniform("sidecar"),
-            "u_kept": dice.uniform("sidecar", "t"),
-        }
+    rows = _more(
+        spark.range(0, mine * fleet.intervals, 1, TASKS),
+        sidecar=f"floor(id / {fleet.intervals}) * {fleet.parts} + {part}",
+        t=f"id % {fleet.intervals}",
+        day=f"floor(t / {per_day})",
+        week=f"floor(t / {week})",
+        app=f"floor(pow({dice.uniform('sidecar')}, {fleet.hot}D) * {fleet.apps})",
+        # Heavy tail, 6.0 on average: a tenth has more than 10, one in a hundred has the most.
+        size=f"least(1 + floor(2 / pow(1 - {dice.uniform('sidecar')}, 0.7D)), {MAX_CLIENTS})",
+        u_kept=dice.uniform("sidecar", "t"),
+        u_restart=dice.uniform("sidecar", "week"),
+        # Pods are replaced on Mondays, and some restart within the week: another instance, whose sequence begins at 1.
+        # So a sequence number follows from the interval alone, and no history is needed.
+        began=f"week * {week}",
+        middle=f"began + 1 + floor(u_restart / {RESTART_SHARE}D * {week - 1})",
+        again=f"u_restart < {RESTART_SHARE}D AND t >= middle",
+        life="week * 2 + cast(again AS bigint)",
+        age="t - if(again, middle, began)",
+        app_name="concat('app-', lpad(cast(app AS string), 3, '0'))",
+        instance=f"md5(concat_ws('/', {fleet.seed}, sidecar, life))",
     )
-    rows = rows.withColumns(
-        {
-            "app": F.floor(F.pow("u_app", F.lit(fleet.hot)) * fleet.apps),
-            # Heavy tail, 6.0 on average: a tenth has more than 10, one in a hundred has the most.
-            "size": F.least(1 + F.floor(2 / F.pow(1 - F.col("u_size"), F.lit(0.7))), F.lit(MAX_CLIENTS)),
-            "u_restart": dice.uniform("sidecar", "week"),
-        }
-    )
-    # Pods are replaced on Mondays, and some restart within the week: another instance, whose sequence begins at 1. So a
-    # sequence number follows from the interval alone, and no history is needed.
-    began = F.col("week") * week
-    middle = began + 1 + F.floor(F.col("u_restart") / RESTART_SHARE * (week - 1))
-    again = (F.col("u_restart") < RESTART_SHARE) & (F.col("t") >= middle)
     once = fleet.lost + fleet.repeated
-    times = F.when(F.col("u_kept") < fleet.lost, 0).when(F.col("u_kept") < once, 2).otherwise(1)
-    return rows.select(
-        "sidecar",
-        "t",
-        "day",
-        "app",
-        "size",
-        (F.col("week") * 2 + again.cast("long")).alias("life"),
-        (F.col("t") - F.when(again, middle).otherwise(began)).alias("age"),
-        F.explode(F.slice(F.array(F.lit(1), F.lit(2)), F.lit(1), times)).alias("copy"),
-    ).withColumns(
-        {
-            "user": F.concat(F.lit("app-"), F.lpad(F.col("app").cast("string"), 3, "0")),
-            "instance": F.md5(F.concat_ws("/", F.lit(fleet.seed), "sidecar", "life")),
-        }
-    )
+    times = f"CASE WHEN u_kept < {fleet.lost}D THEN 0 WHEN u_kept < {once}D THEN 2 ELSE 1 END"
+    return _more(rows, copy=f"explode(slice(array(1, 2), 1, {times}))")
 
 
 def _clients(intervals: DataFrame, dice: _Dice) -> DataFrame:
     """A row per client of each interval, with what belongs to the client and to its application."""
-    rows = intervals.withColumn("slot", F.explode(F.sequence(F.lit(0), F.col("size").cast("int") - 1)))
-    rows = rows.withColumns(
-        {
-            "sequence": F.col("age") * F.col("size") + F.col("slot") + 1,
-            "role": F.col("slot") % 4,  # producer, consumer, both, consumer
-            "base": F.least(5e4 * F.exp(1.6 * dice.normal("app", "slot")), F.lit(2e7)),
-            "u_limit": dice.uniform("app", "slot"),
-            "room": F.exp(F.lit(math.log(4)) + 0.5 * dice.normal("app", "slot")),
-            "u_level": dice.uniform("app"),
-            "u_library": dice.uniform("app"),
-            "zone_h": F.floor(dice.uniform("app") * 3) * 4 - 4,
-        }
-    )
-    return rows.withColumn(
-        "limit", F.when(F.col("u_limit") < 0.5, _rounded(F.col("base") * F.col("room"), 1000.0) + 1000)
+    return _more(
+        _more(intervals, slot="explode(sequence(0, cast(size AS int) - 1))"),
+        sequence="age * size + slot + 1",
+        role="slot % 4",  # producer, consumer, both, consumer
+        client="concat(app_name, element_at(array('-writer-', '-reader-', '-streams-', '-mirror-'), role + 1), slot)",
+        base=f"least(5e4D * exp(1.6D * {dice.normal('app', 'slot')}), 2e7D)",
+        u_limit=dice.uniform("app", "slot"),
+        room=f"exp({math.log(4)}D + 0.5D * {dice.normal('app', 'slot')})",
+        u_level=dice.uniform("app"),
+        u_library=dice.uniform("app"),
+        zone_h=f"floor({dice.uniform('app')} * 3) * 4 - 4",
+        quota=f"if(u_limit < 0.5D, {_rounded('base * room', 1000.0)} + 1000, NULL)",
     )
 
 
 def _demand(rows: DataFrame, fleet: GeneratedFleet, dice: _Dice) -> DataFrame:
     """`wanted`, bytes/s: the client's base by hour of the day, weekday, growth, noise, and occasional bursts."""
-    hour = (F.col("t") * fleet.interval_s % DAY_S) / HOUR_S
-    daily = 1 + 0.6 * F.sin((hour - 8 - F.col("zone_h")) * (2 * math.pi / 24))  # highest at 14 h
-    weekly = F.when(F.col("day") % 7 >= 5, 0.5).otherwise(1.0)
-    growth = 1 + 0.003 * F.col("day")
-    rows = rows.withColumns(
-        {"u_burst": dice.uniform("sidecar", "t", "slot"), "noise": F.exp(0.3 * dice.normal("sidecar", "t", "slot"))}
+    hour = f"(t * {fleet.interval_s} % {DAY_S}) / {HOUR_S}"
+    return _more(
+        rows,
+        u_burst=dice.uniform("sidecar", "t", "slot"),
+        noise=f"exp(0.3D * {dice.normal('sidecar', 't', 'slot')})",
+        daily=f"1 + 0.6D * sin(({hour} - 8 - zone_h) * {2 * math.pi / 24}D)",  # highest at 14 h
+        weekly="if(day % 7 >= 5, 0.5D, 1.0D)",
+        burst=f"if(u_burst < {BURST_SHARE}D, 3 + 10 * u_burst / {BURST_SHARE}D, 1.0D)",
+        wanted="base * daily * weekly * (1 + 0.003D * day) * noise * burst",
+        u_shape=dice.uniform("sidecar", "t", "slot"),
     )
-    burst = F.when(F.col("u_burst") < BURST_SHARE, 3 + 10 * F.col("u_burst") / BURST_SHARE).otherwise(1.0)
-    wanted = F.col("base") * daily * weekly * growth * F.col("noise") * burst
-    return rows.withColumns({"wanted": wanted, "u_shape": dice.uniform("sidecar", "t", "slot")})
 
 
 def _used(rows: DataFrame, fleet: GeneratedFleet, dice: _Dice) -> DataFrame:
     """The resulting bytes, requests, delays."""
-    limit = F.coalesce(F.col("limit"), F.lit(1e18))
-    rows = rows.withColumns(
-        {
-            "rate": F.least("wanted", limit),
-            "over": F.greatest(F.least(F.col("wanted") / limit - 1, F.lit(1.0)), F.lit(0.0)),
-            "produces": F.col("role").isin(0, 2).cast("double"),
-            "fetches": F.col("role").isin(1, 2, 3).cast("double"),
-            # Bytes per request as measured from the demo's clients: 12 to 110 kB produced, 130 to 400 kB fetched.
-            "portion": F.when(F.col("role").isin(0, 2), 6e4).otherwise(2.6e5) * F.exp(0.7 * dice.normal("app", "slot")),
-            "request_ms": F.exp(0.5 * dice.normal("sidecar", "t", "slot")),  # the demo's: 0.4 to 2.4 ms each
-        }
+    seconds = fleet.interval_s
+    return _more(
+        rows,
+        bound="coalesce(quota, 1e18D)",
+        rate="least(wanted, bound)",
+        over="greatest(least(wanted / bound - 1, 1.0D), 0.0D)",
+        produces="cast(role IN (0, 2) AS double)",
+        fetches="cast(role IN (1, 2, 3) AS double)",
+        # Bytes per request as measured from the demo's clients: 12 to 110 kB produced, 130 to 400 kB fetched.
+        portion=f"if(role IN (0, 2), 6e4D, 2.6e5D) * exp(0.7D * {dice.normal('app', 'slot')})",
+        request_ms=f"exp(0.5D * {dice.normal('sidecar', 't', 'slot')})",  # the demo's: 0.4 to 2.4 ms each
+        produced=f"floor(rate * produces * {seconds})",
+        fetched=f"floor(rate * fetches * {seconds})",
+        puts="ceil(produced / portion)",
+        # A consumer fetches twice a second even if there is nothing.
+        gets=f"ceil(fetched / portion) + cast(fetches AS bigint) * 2 * {seconds}",
+        heartbeats=f"cast(fetches AS bigint) * {seconds // 3}",
+        changes="if(slot = 0 AND u_shape < 0.001D, app % 12 + 1, 0)",
+        requests="puts + gets + heartbeats + least(changes, 1)",
+        busy_s=_rounded("requests * request_ms / 1000", 0.001),
+        delays="if(over > 0, greatest(floor(if(role = 0, puts, gets) * over), 1), 0)",
+        held_s=_rounded(f"over * {seconds}", 0.1),
+        watched="ceil(delays / 10)",
     )
-    rows = rows.withColumns(
-        {
-            "produced": F.floor(F.col("rate") * F.col("produces") * fleet.interval_s),
-            "fetched": F.floor(F.col("rate") * F.col("fetches") * fleet.interval_s),
-        }
-    )
-    rows = rows.withColumns(
-        {
-            "puts": F.ceil(F.col("produced") / F.col("portion")),
-            # A consumer fetches twice a second even if there is nothing.
-            "gets": F.ceil(F.col("fetched") / F.col("portion")) + F.col("fetches").cast("long") * 2 * fleet.interval_s,
-            "heartbeats": F.col("fetches").cast("long") * (fleet.interval_s // 3),
-            "changes": F.when((F.col("slot") == 0) & (F.col("u_shape") < 0.001), F.col("app") % 12 + 1).otherwise(0),
-        }
-    )
-    rows = rows.withColumn(
-        "requests", F.col("puts") + F.col("gets") + F.col("heartbeats") + F.least("changes", F.lit(1))
-    )
-    main = F.when(F.col("role") == 0, F.col("puts")).otherwise(F.col("gets"))
-    rows = rows.withColumns(
-        {
-            "busy_s": _rounded(F.col("requests") * F.col("request_ms") / 1000, 0.001),
-            "delays": F.when(F.col("over") > 0, F.greatest(F.floor(main * F.col("over")), F.lit(1))).otherwise(0),
-            "held_s": _rounded(F.col("over") * fleet.interval_s, 0.1),
-        }
-    )
-    return rows.withColumn("watched", F.ceil(F.col("delays") / 10))
 
 
-def _values(fleet: GeneratedFleet) -> Mapping[str, Column]:
+def _values(fleet: GeneratedFleet) -> Mapping[str, str]:
     """Field -> value; missing ones are 0, or null if a record may have that."""
-    start = F.lit(START_MS) + F.col("t") * (fleet.interval_s * 1000)
-    client = F.concat(
-        "user", F.element_at(F.array(*map(F.lit, _ROLES)), (F.col("role") + 1).cast("int")), F.col("slot")
-    )
-    ignored = F.when(F.col("u_library").between(0.5, 0.7), 0.9).otherwise(0.02)  # librdkafka does not wait
-    values: dict[str, Column] = {
-        "schema_version": F.lit(SCHEMA_VERSION),
-        "instance": F.col("instance"),
-        "sequence": F.col("sequence"),
+    seconds = fleet.interval_s
+    start = f"{START_MS} + t * {seconds * 1000}"
+    values = {
+        **{name: name for name in ("instance", "sequence", "requests")},
+        "schema_version": str(SCHEMA_VERSION),
         "start_ms": start,
-        "end_ms": start + fleet.interval_s * 1000,
-        "duration_s": F.lit(float(fleet.interval_s)),
-        "samples": F.lit(fleet.interval_s),
-        "cluster_id": F.when(F.col("app") % 3 == 0, "east").otherwise("west"),
-        "namespace": F.concat(F.lit("team-"), (F.col("app") % 40).cast("string")),
-        "pod": F.concat_ws("-", "user", "sidecar"),
-        "kquota_version": F.lit("0.2.0"),
-        "user": F.col("user"),
-        "client_id": client,
+        "end_ms": f"{start} + {seconds * 1000}",
+        "duration_s": str(seconds),
+        "samples": str(seconds),
+        "cluster_id": "if(app % 3 = 0, 'east', 'west')",
+        "namespace": "concat('team-', cast(app % 40 AS string))",
+        "pod": "concat_ws('-', app_name, sidecar)",
+        "kquota_version": "'0.2.0'",
+        "user": "app_name",
+        "client_id": "client",
         "client_library": _library(1),
         "client_library_version": _library(2),
-        "connections_peak": F.col("slot") % 3 + 1,
-        "produce_bytes": F.col("produced"),
-        "fetch_bytes": F.col("fetched"),
-        "request_seconds": F.col("busy_s"),
-        "mutations": F.col("changes"),
-        "requests": F.col("requests"),
-        "requests_produce": F.col("puts"),
-        "requests_fetch": F.col("gets"),
-        "requests_group": F.col("heartbeats"),
-        "requests_admin": F.least("changes", F.lit(1)),
-        "mutes": F.col("watched"),
-        "mutes_ignored": F.floor(F.col("watched") * ignored),
+        "connections_peak": "slot % 3 + 1",
+        "produce_bytes": "produced",
+        "fetch_bytes": "fetched",
+        "request_seconds": "busy_s",
+        "mutations": "changes",
+        "requests_produce": "puts",
+        "requests_fetch": "gets",
+        "requests_group": "heartbeats",
+        "requests_admin": "least(changes, 1)",
+        "mutes": "watched",
+        # librdkafka does not wait.
+        "mutes_ignored": "floor(watched * if(u_library BETWEEN 0.5D AND 0.7D, 0.9D, 0.02D))",
     }
-    for kind, mine in ((Kind.PRODUCE, F.col("role") == 0), (Kind.FETCH, F.col("role") != 0)):
+    for kind, mine, used in (("produce", "role = 0", "produced"), ("fetch", "role != 0", "fetched")):
         # A limit is of the kind that the client uses most; half of the applications' limits are named by user.
-        limited = mine & F.col("limit").isNotNull()
-        by_user = F.col("u_level") < 0.3
-        rate = F.col("produced" if kind is Kind.PRODUCE else "fetched") / float(fleet.interval_s)
+        limited, by_user = f"{mine} AND quota IS NOT NULL", "u_level < 0.3D"
+        peak = _rounded("least(wanted / quota * 1.02D, 1 + u_shape * 0.08D)", 0.001)
         values |= {
-            f"throttle_{kind.value}_count": F.when(mine, F.col("delays")).otherwise(0),
-            f"throttle_{kind.value}_seconds": F.when(mine, F.col("held_s")).otherwise(0.0),
+            f"throttle_{kind}_count": f"if({mine}, delays, 0)",
+            f"throttle_{kind}_seconds": f"if({mine}, held_s, 0.0D)",
             # Few requests are held: large ones on several connections.
-            f"throttle_{kind.value}_held_count": F.when(mine, F.floor(F.col("delays") / 8)).otherwise(0),
-            f"throttle_{kind.value}_held_seconds": F.when(
-                mine & (F.col("delays") >= 8), _rounded(F.col("held_s") / 8, 0.1)
-            ).otherwise(0.0),
-            f"{kind.value}_limit": F.when(limited, F.col("limit")),
-            f"{kind.value}_limit_mode": F.when(limited, "enforce"),
-            f"{kind.value}_limit_level": F.when(limited, F.when(by_user, "user+client-id").otherwise("client-id")),
-            f"{kind.value}_group_user": F.when(limited & by_user, F.col("user")),
-            f"{kind.value}_group_client_id": F.when(limited, client),
-            f"{kind.value}_group_utilisation_peak": F.when(
-                limited, _rounded(F.least(F.col("wanted") / F.col("limit") * 1.02, 1 + F.col("u_shape") * 0.08), 0.001)
-            ),
-        } | _rates(kind, rate)
-    return values | _rates(Kind.REQUEST, F.col("busy_s") * (100.0 / fleet.interval_s))
+            f"throttle_{kind}_held_count": f"if({mine}, floor(delays / 8), 0)",
+            f"throttle_{kind}_held_seconds": f"if({mine} AND delays >= 8, {_rounded('held_s / 8', 0.1)}, 0.0D)",
+            f"{kind}_limit": f"if({limited}, quota, NULL)",
+            f"{kind}_limit_mode": f"if({limited}, 'enforce', NULL)",
+            f"{kind}_limit_level": f"if({limited}, if({by_user}, 'user+client-id', 'client-id'), NULL)",
+            f"{kind}_group_user": f"if({limited} AND {by_user}, app_name, NULL)",
+            f"{kind}_group_client_id": f"if({limited}, client, NULL)",
+            f"{kind}_group_utilisation_peak": f"if({limited}, {peak}, NULL)",
+        } | _rates(kind, f"{used} / {float(seconds)}D")
+    return values | _rates("request", f"busy_s * {100.0 / seconds}D")
 
 
-_ROLES = ("-writer-", "-reader-", "-streams-", "-mirror-")
-
-
-def _rates(kind: Kind, mean: Column) -> dict[str, Column]:
+def _rates(kind: str, mean: str) -> dict[str, str]:
     """Percentiles of the one-second rates around their mean: the narrower, the steadier the client was."""
-    spread = F.col("u_shape")
+    spread = {"p50": "- 0.3D", "p95": "+ 0.8D", "p99": "+ 1.2D", "max": "+ 1.6D"}
     return {
-        f"{kind.value}_rate_p50": _rounded(mean * (1 - 0.3 * spread), 0.1),
-        f"{kind.value}_rate_p95": _rounded(mean * (1 + 0.8 * spread), 0.1),
-        f"{kind.value}_rate_p99": _rounded(mean * (1 + 1.2 * spread), 0.1),
-        f"{kind.value}_rate_max": _rounded(mean * (1 + 1.6 * spread), 0.1),
+        f"{kind}_rate_{name}": _rounded(f"({mean}) * (1 {factor} * u_shape)", 0.1) for name, factor in spread.items()
     }
 
 
-def _rounded(value: Column, unit: float) -> Column:
+def _rounded(value: str, unit: float) -> str:
     """To a multiple of `unit`. Spark's own round() goes through decimals, which takes longer than everything else."""
-    return F.floor(value / unit + 0.5) * unit if unit >= 1 else F.floor(value / unit + 0.5) / round(1 / unit)
+    return f"floor(({value}) / {unit}D + 0.5D) " + (f"* {unit}D" if unit >= 1 else f"/ {round(1 / unit)}")
 
 
-def _library(column: int) -> Column:
-    return F.coalesce(*(F.when(F.col("u_library") < entry[0], F.lit(entry[column])) for entry in LIBRARIES))
-
-
-def _typed(field: Field, values: Mapping[str, Column]) -> Column:
-    nothing = F.lit(None) if field.nullable else F.lit(0)
-    return values.get(field.name, nothing).cast(field.type).alias(field.name)
+def _library(column: int) -> str:
+    return " ".join(["CASE", *(f"WHEN u_library < {one[0]}D THEN '{one[column]}'" for one in LIBRARIES), "END"])
 
 
 assert set(FAMILIES) >= {"produce", "fetch", "group", "admin"}
@@ -326,7 +269,6 @@ def write(spark: SparkSession, fleet: GeneratedFleet, output: str, *, quiet: boo
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m tests.lab.fleet --output DIR`: exit codes as for the reports."""
     options = argparse.ArgumentParser(prog="python -m tests.lab.fleet", description=__doc__)
     options.add_argument("--output", required=True, help="directory for the parts")
     for one in fields(GeneratedFleet):

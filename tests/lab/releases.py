@@ -15,11 +15,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 RUN: Final = tuple(
     sorted((file.stem.removeprefix("kafka-") for file in CHECKSUMS.glob("kafka-*.txt")), key=_numbers, reverse=True)
 )
-"""Releases whose brokers tests run, newest first."""
 NEW: Final = RUN[0]
 OLD: Final = RUN[-1]
 """With NEW, the one that `make test` runs: the last release that serves the old protocol versions."""
 BETWEEN: Final = RUN[1:-1]
-"""Those of `make test-long` besides."""
 PROTOCOLS: Final = (*RUN, "3.7.2")
 """Releases whose message schemas are in the wire tables, newest first."""

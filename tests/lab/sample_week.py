@@ -20,7 +20,6 @@ from tests.support.usage_rows import build
 FILE: Final = Path(__file__).resolve().parents[2] / "examples/usage/week.parquet"
 STEP_S: Final = 600
 CONNECTIONS: Final = 2
-"""Of each client."""
 DAYS: Final = 7
 MONDAY_MS: Final = int(datetime(2026, 9, 7, tzinfo=UTC).timestamp() * 1000)
 THURSDAY, SATURDAY = 3, 5
@@ -53,7 +52,6 @@ CLIENTS: Final = (
 
 
 def wanted(client: Client, day: int, hour: float) -> float:
-    """Bytes per second at this time of the week: working hours, or from one to four at night."""
     if day < client.since_day:
         return 0.0
     if client.nightly:
@@ -132,7 +130,6 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def table() -> pa.Table:
-    """The week in the types of usage records."""
     schema = pa.schema([(one.name, TYPES[one.type]) for one in FIELDS])
     return pa.Table.from_pylist(list(rows()), schema=schema)
 

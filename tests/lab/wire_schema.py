@@ -73,15 +73,10 @@ class Message:
         self.flexible = versions(raw.get("flexibleVersions", "none"))
 
     def program(self, version: int) -> Program:
-        """The whole body in `version`."""
         return _merged(tuple(_struct(self.fields, version, version in self.flexible, self.structs)))
 
     def carries_addresses(self) -> bool:
-        """Whether any version has a struct with both a host and a port."""
-        return any(
-            {"Host", "Port"} <= {field["name"] for field in fields}
-            for fields in _all_structs(self.fields, self.structs)
-        )
+        return any(_is_address(fields) for fields in _all_structs(self.fields, self.structs))
 
 
 def versions(text: str) -> range:
@@ -92,6 +87,10 @@ def versions(text: str) -> range:
         return range(int(text[:-1]), NEVER)
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
+
+
+def _is_address(fields: list[Field]) -> bool:
+    return {"Host", "Port"} <= {field["name"] for field in fields}
 
 
 def _all_structs(fields: list[Field], structs: Structs) -> Iterator[list[Field]]:
@@ -108,7 +107,7 @@ def _fields_of(field: Field, structs: Structs) -> list[Field] | None:
 
 
 def _struct(fields: list[Field], version: int, flexible: bool, structs: Structs) -> Iterator[Step]:
-    addresses = {"Host", "Port"} <= {field["name"] for field in fields}
+    addresses = _is_address(fields)
     tagged: list[tuple[int, Program]] = []
     for field in fields:
         if version not in versions(field["versions"]):
@@ -251,11 +250,10 @@ def find_jar(release: str) -> Path:
     import jgo  # a development dependency: the sidecar itself never runs this
 
     environment = jgo.build(f"org.apache.kafka:kafka-clients:{release}")
-    for jar in environment.all_jars:
-        path = Path(jar)
-        if path.name == f"kafka-clients-{release}.jar":
-            return path
-    raise SchemaError(f"jgo found no kafka-clients-{release}.jar in {environment.path}")
+    found = [path for path in map(Path, environment.all_jars) if path.name == f"kafka-clients-{release}.jar"]
+    if not found:
+        raise SchemaError(f"jgo found no kafka-clients-{release}.jar in {environment.path}")
+    return found[0]
 
 
 def news(new: dict[tuple[int, str], Message], old: dict[tuple[int, str], Message]) -> list[str]:
@@ -276,13 +274,12 @@ class Layouts:
         self.releases = releases
         self.keys = sorted({key for release in releases for key, _ in release})
 
+    def _all(self, key: int, kind: str) -> list[Message]:
+        return [release[key, kind] for release in self.releases if (key, kind) in release]
+
     def newest(self, key: int, kind: str, version: int) -> Message:
         """The message of the newest release that has this version. Raises SchemaError when releases disagree."""
-        having = [
-            release[key, kind]
-            for release in self.releases
-            if (key, kind) in release and version in release[key, kind].versions
-        ]
+        having = [message for message in self._all(key, kind) if version in message.versions]
         programs = {message.program(version) for message in having if not message.unstable}
         flexible = {version in message.flexible for message in having}
         # A version that was unstable in an old release (early access) may have changed before it became stable.
@@ -291,23 +288,19 @@ class Layouts:
         return having[0]
 
     def _unstable(self, key: int, version: int) -> bool:
-        requests = [release[key, "request"] for release in self.releases if (key, "request") in release]
-        return any(request.unstable and version == request.versions[-1] for request in requests if request.versions)
+        requests = [request for request in self._all(key, "request") if request.versions]
+        return any(request.unstable and version == request.versions[-1] for request in requests)
 
     def versions(self, key: int) -> range:
         """All versions that any release has. Raises SchemaError when there is a gap or responses lack some."""
-        spans = [release[key, "request"].versions for release in self.releases if (key, "request") in release]
-        spans = [span for span in spans if span]
+        spans = [message.versions for message in self._all(key, "request") if message.versions]
         union = range(min(span[0] for span in spans), max(span[-1] for span in spans) + 1)
-        for version in union:
-            if not any(version in span for span in spans):
-                raise SchemaError(f"API {key} has a gap at version {version}")
+        if gaps := [version for version in union if not any(version in span for span in spans)]:
+            raise SchemaError(f"API {key} has gaps at versions {gaps}")
         return union
 
     def name(self, key: int) -> str:
-        return next(
-            release[key, "request"].name for release in self.releases if (key, "request") in release
-        ).removesuffix("Request")
+        return self._all(key, "request")[0].name.removesuffix("Request")
 
     def flexible_from(self, key: int) -> int:
         """The first flexible version, NEVER when none is. Requests and responses must agree."""
@@ -315,16 +308,13 @@ class Layouts:
         for version in reversed(self.versions(key)):
             flexible = {version in self.newest(key, kind, version).flexible for kind in ("request", "response")}
             if len(flexible) > 1 or (found == NEVER and flexible == {False} and version != self.versions(key)[-1]):
-                raise SchemaError(
-                    f"API {key} version {version}: request and response disagree, or flexibility came and went"
-                )
+                raise SchemaError(f"API {key} version {version}: requests and responses, or versions, disagree")
             if flexible == {False}:
                 break
             found = version
         return found
 
     def check_addresses(self) -> None:
-        """Every response on a broker's listener with a host and a port must be classified in ADDRESSES."""
         for release in self.releases:
             for (key, kind), message in release.items():
                 if kind != "response" or not message.carries_addresses():
@@ -367,7 +357,6 @@ def _runs(values: list[tuple[int, Any]]) -> list[tuple[int, int, Any]]:
 
 
 def render(releases: list[dict[tuple[int, str], Message]]) -> str:
-    """The text of schema.py. The same jars always give the same text."""
     layouts = Layouts(releases)
     layouts.check_addresses()
     apis: list[str] = []

@@ -26,15 +26,12 @@ from tests.support.sidecars import sidecar
 START_LIMIT_S = 180.0
 """Of three brokers, on a busy machine."""
 TRIES = 2
-"""More tries of a test that failed through the sidecar only."""
 
 
 @contextmanager
 def brokers(version: str, rate: int | None) -> Iterator[KafkaCluster]:
-    """Brokers of its own; with a rate, they hold every client to it."""
-    with KafkaCluster.start(
-        BROKERS, version=version, overrides={"num.partitions": str(PARTITIONS)}, start_limit_s=START_LIMIT_S
-    ) as cluster:
+    overrides = {"num.partitions": str(PARTITIONS)}
+    with KafkaCluster.start(BROKERS, version, overrides=overrides, start_limit_s=START_LIMIT_S) as cluster:
         for key in () if rate is None else ("producer_byte_rate", "consumer_byte_rate"):
             set_brokers_quota(cluster.bootstrap[0], "<default>", key, rate)
         yield cluster
@@ -55,7 +52,6 @@ def place(version: str, through: bool, rate: int | None) -> Iterator[str]:
 
 
 def compare(suite: Suite, names: Sequence[str], version: str, rate: int | None) -> list[Row]:
-    """Run it both ways, and what failed through the sidecar only again."""
     runs = []
     for through in (False, True):
         began_s = time.monotonic()

@@ -38,7 +38,6 @@ LIBRDKAFKA_ENDS: Final = {
 
 
 def of_go(output: str) -> dict[str, Ended]:
-    """The top-level tests in what `go test -v` printed."""
     found: dict[str, Ended] = {}
     for line in output.splitlines():
         if not (match := GO_LINE.match(line)):
@@ -63,8 +62,6 @@ def of_librdkafka(report: str, numbers: Collection[str]) -> dict[str, Ended]:
 
 @dataclass(slots=True)
 class Row:
-    """One test, at the broker and through the sidecar: every try, in order."""
-
     name: str
     direct: list[Ended] = field(default_factory=list)
     through: list[Ended] = field(default_factory=list)
@@ -83,14 +80,11 @@ class Row:
 
 def side_by_side(direct: Results, through: Results) -> list[Row]:
     """One row per test of either run, by name; a test that one run does not know of never began there."""
-    return [
-        Row(name, [direct.get(name, NEVER_BEGUN)], [through.get(name, NEVER_BEGUN)])
-        for name in sorted({*direct, *through})
-    ]
+    names = sorted({*direct, *through})
+    return [Row(name, [direct.get(name, NEVER_BEGUN)], [through.get(name, NEVER_BEGUN)]) for name in names]
 
 
 def count(rows: Sequence[Row]) -> str:
-    """In one line, by what the first tries were."""
     ends = [(row.direct[0].outcome, row.through[0].outcome) for row in rows]
     answer = [f"{sum(end == (one, one) for end in ends)} {one} both ways" for one in Outcome if (one, one) in ends]
     answer += [f"{sum(row.differs for row in rows)} ended differently" if any(row.differs for row in rows) else ""]
@@ -100,12 +94,10 @@ def count(rows: Sequence[Row]) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Those that did not pass, or took seconds, or ended differently, as a table of Markdown."""
     lines = ["| test | direct | through the sidecar |", "|---|---|---|"]
-    lines += [
-        f"| {row.name} | {tries(row.direct)} | {tries(row.through)} |"
-        for row in rows
-        if row.differs
-        or any(one.outcome is not Outcome.PASSED or one.seconds >= 1 for one in (*row.direct, *row.through))
-    ]
+    for row in rows:
+        slow_or_worse = (one.outcome is not Outcome.PASSED or one.seconds >= 1 for one in (*row.direct, *row.through))
+        if row.differs or any(slow_or_worse):
+            lines.append(f"| {row.name} | {tries(row.direct)} | {tries(row.through)} |")
     return "\n".join(lines)
 
 

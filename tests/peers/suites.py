@@ -52,17 +52,11 @@ class NoSuiteError(Exception):
 class Suite:
     name: str
     part: str
-    """Which of them are run, for people."""
     run: Callable[[str, Sequence[str]], dict[str, Ended]]
-    """At this bootstrap address, these tests, or all of the part: how each ended."""
 
 
 def franz_go() -> Suite:
-    """All tests of franz-go's client.
-
-    Raises:
-        NoSuiteError: there is no Go here that could build it.
-    """
+    """All tests of franz-go's client; NoSuiteError without a Go that can build them."""
     package = "github.com/twmb/franz-go/pkg/kgo"
     try:
         program = go_tools.tests_of("peers", package)
@@ -80,20 +74,16 @@ def franz_go() -> Suite:
 
 
 def librdkafka() -> Suite:
-    """The part of librdkafka's tests that wants ordinary brokers.
-
-    Raises:
-        NoSuiteError: there is no cargo to fetch it with, or no C compiler to build it.
-    """
-    built = _built_librdkafka()
+    """The part of librdkafka's tests that wants ordinary brokers; NoSuiteError without cargo and a C compiler."""
+    built = kept("peers", key_of([CRATE / "Cargo.lock"]), _build_librdkafka)
 
     def run(bootstrap: str, names: Sequence[str]) -> dict[str, Ended]:
         numbers = [name[:4] for name in names] or LIBRDKAFKA
         with tempfile.TemporaryDirectory(prefix="kquota-peers-") as scratch:
             folder = Path(scratch)
-            lines = [f"metadata.broker.list={bootstrap}", "test.topic.random=true"]
-            lines += [f"test.timeout.multiplier={TIMEOUT_FACTOR:g}"]
-            (folder / "test.conf").write_text("\n".join([*lines, ""]))
+            conf = {"metadata.broker.list": bootstrap, "test.topic.random": "true"}
+            conf["test.timeout.multiplier"] = f"{TIMEOUT_FACTOR:g}"
+            (folder / "test.conf").write_text("".join(f"{name}={value}\n" for name, value in conf.items()))
             (folder / "fixtures").symlink_to(built / "tests/fixtures")
             settings = {
                 "TESTS": ",".join(numbers),
@@ -107,9 +97,7 @@ def librdkafka() -> Suite:
             try:
                 return of_librdkafka((folder / "report.json").read_text(), numbers)
             except (FileNotFoundError, json.JSONDecodeError) as error:
-                raise NoSuiteError(
-                    f"librdkafka's test-runner left no report ({error}); it said:\n{output[-3000:]}"
-                ) from error
+                raise NoSuiteError(f"librdkafka's test-runner left no report ({error}):\n{output[-3000:]}") from error
 
     return Suite("librdkafka", f"{len(LIBRDKAFKA)} numbers of its tests, quick mode", run)
 
@@ -119,10 +107,8 @@ SUITES: Final[dict[str, Callable[[], Suite]]] = {"franz-go": franz_go, "librdkaf
 
 def _output_of(command: Sequence[str], folder: Path, settings: dict[str, str]) -> str:
     """What it says; a run that takes too long is ended, and what it has said until then counts."""
-    process = subprocess.Popen(
-        command, cwd=folder, env=os.environ | settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    with process:
+    env, out = os.environ | settings, subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT) as process:
         try:
             said, _ = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -133,11 +119,6 @@ def _output_of(command: Sequence[str], folder: Path, settings: dict[str, str]) -
                 process.kill()
                 said, _ = process.communicate()
     return said.decode(errors="replace")
-
-
-def _built_librdkafka() -> Path:
-    """The folder with its libraries and its test-runner."""
-    return kept("peers", key_of([CRATE / "Cargo.lock"]), _build_librdkafka)
 
 
 def _build_librdkafka(target: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.brokers import kafka, kafka_secure, topic
 from tests.support.browser import browse
-from tests.support.py4j_names import keep_names
-from tests.support.quick_hadoop import local_files, make_quick
+from tests.support.quick_spark import keep_names, local_files, make_quick
 from tests.support.spark_archive import quick_jvm
 from tests.support.spark_tools import DAY_MS, T0_MS, Make, write
 

@@ -20,8 +20,7 @@ from analysis.files import write_text
 from analysis.intake import UNREADABLE
 from analysis.runner import make
 from analysis.store import STALE_MS, Store
-from tests.support.plan_tools import watched
-from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, not_before_4, record, table, write
+from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, not_before_4, record, table, watched, write
 
 pytestmark = pytest.mark.long
 

@@ -17,8 +17,7 @@ from benchmarks.suites.analysis_queries import queries
 from quota.entity import DEFAULT
 from quota.table import Entry, QuotaTable
 from tests.lab.fleet import START_MS, GeneratedFleet, write
-from tests.support.plan_tools import watched
-from tests.support.spark_tools import DAY_MS, not_before_4, table
+from tests.support.spark_tools import DAY_MS, not_before_4, table, watched
 
 pytestmark = pytest.mark.long
 

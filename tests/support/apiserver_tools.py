@@ -19,6 +19,8 @@ import yaml
 
 from tests.lab.kafka.ports import free_ports
 from tests.support import go_tools
+from tests.support.chart_tools import manifest
+from tests.support.waiting import answered
 
 VERSION: Final = "1.36.3"
 """As tests/go/apiserver/go.mod pins it."""
@@ -40,7 +42,6 @@ CRDS: Final = {
         "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
     ),
 }
-"""Go modules that publish the CustomResourceDefinitions of what the chart can make."""
 
 
 def kubernetes_program(name: str) -> Path:
@@ -52,13 +53,7 @@ def kubernetes_program(name: str) -> Path:
 
 
 def etcd_program() -> Path:
-    """The API server's store, built if need be."""
     return go_tools.program("apiserver", "go.etcd.io/etcd/server/v3")
-
-
-def programs() -> tuple[Path, Path]:
-    """kube-apiserver and etcd, built if need be."""
-    return kubernetes_program("kube-apiserver"), etcd_program()
 
 
 def crds() -> list[dict[str, Any]]:
@@ -79,14 +74,12 @@ class ApiServer:
     kubeconfig: Path
     client: httpx.Client
     authority: Path
-    """What those trust who ask it, PEM."""
 
     def ask(
         self, method: str, path: str, body: Any = None, as_user: str | None = None, patch: str = "json", **query: str
     ) -> httpx.Response:
         """One request. `as_user` is impersonated (a service account gets its groups); `patch` is the kind of one."""
-        headers = {"authorization": f"Bearer {self.token}", "content-type": f"application/{patch}"}
-        given = [*headers.items()]
+        given = [("authorization", f"Bearer {self.token}"), ("content-type", f"application/{patch}")]
         if as_user is not None:
             given.append(("impersonate-user", as_user))
             groups = ["system:authenticated"]
@@ -108,40 +101,36 @@ class ApiServer:
     def namespace(self, name: str, labels: dict[str, str] | None = None) -> None:
         """A namespace under the Pod Security Standard "restricted", with the service account that pods run as."""
         enforced = {f"pod-security.kubernetes.io/{what}": "restricted" for what in ("enforce", "warn")}
-        metadata = {"name": name, "labels": enforced | (labels or {})}
-        self.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        self.create("/api/v1/namespaces", manifest("Namespace", name, labels=enforced | (labels or {})))
         self.account(name, "default")
 
     def label(self, namespace: str, labels: dict[str, str | None]) -> None:
-        """Set labels of a namespace; None takes one away."""
         change = {"metadata": {"labels": labels}}
         self.ask("PATCH", f"/api/v1/namespaces/{namespace}", change, patch="merge-patch+json").raise_for_status()
 
     def account(self, namespace: str, name: str) -> None:
         """A service account, if it is not there yet: there is no controller that makes the default one."""
-        body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
-        answer = self.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", body)
+        answer = self.ask("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", manifest("ServiceAccount", name))
         assert answer.status_code in (201, 409), answer.text
 
 
 @contextmanager
 def api_server(folder: Path) -> Iterator[ApiServer]:
-    """etcd and kube-apiserver with everything they need in `folder`, ended with the block."""
-    kube_apiserver, etcd = programs()
     port, clients, peers = free_ports(3)
     token = secrets.token_hex(16)
     (folder / "tokens.csv").write_text(f'{token},admin,1,"system:masters"\n')
     trustme.CA().private_key_pem.write_to_path(str(folder / "accounts.key"))
     store = [
-        etcd, f"--data-dir={folder}/etcd", f"--listen-client-urls=http://127.0.0.1:{clients}", "--log-level=error",
+        etcd_program(), f"--data-dir={folder}/etcd", f"--listen-client-urls=http://127.0.0.1:{clients}",
         f"--advertise-client-urls=http://127.0.0.1:{clients}", f"--listen-peer-urls=http://127.0.0.1:{peers}",
         f"--initial-advertise-peer-urls=http://127.0.0.1:{peers}",
-        f"--initial-cluster=default=http://127.0.0.1:{peers}", "--unsafe-no-fsync",
+        f"--initial-cluster=default=http://127.0.0.1:{peers}", "--unsafe-no-fsync", "--log-level=error",
     ]  # fmt: skip
     server = [
-        kube_apiserver, f"--etcd-servers=http://127.0.0.1:{clients}", "--bind-address=127.0.0.1",
-        f"--secure-port={port}", f"--cert-dir={folder}/certificates", f"--token-auth-file={folder}/tokens.csv",
-        "--authorization-mode=RBAC", f"--service-cluster-ip-range={SERVICES}", "--endpoint-reconciler-type=none",
+        kubernetes_program("kube-apiserver"), f"--etcd-servers=http://127.0.0.1:{clients}",
+        "--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={folder}/certificates",
+        f"--token-auth-file={folder}/tokens.csv", "--authorization-mode=RBAC",
+        f"--service-cluster-ip-range={SERVICES}", "--endpoint-reconciler-type=none",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={folder}/accounts.key",
         f"--service-account-signing-key-file={folder}/accounts.key", "--advertise-address=192.0.2.1", "-v=0",
@@ -155,37 +144,27 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
         url = f"https://127.0.0.1:{port}"
         running = ApiServer(url, token, folder / "kubeconfig", client, folder / "certificates/apiserver.crt")
         deadline = time.monotonic() + START_LIMIT_S
-        while not _ready(running):
-            assert process.poll() is None, (folder / "kube-apiserver.log").read_text()[-4000:]
-            assert time.monotonic() < deadline, (folder / "kube-apiserver.log").read_text()[-4000:]
+        while not answered(lambda: running.ask("GET", "/readyz").text == "ok"):
+            said = (folder / "kube-apiserver.log").read_text()[-4000:]
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
             time.sleep(0.5)
-        running.kubeconfig.write_text(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "test",
-                    "clusters": [{"name": "test", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
-                    "users": [{"name": "admin", "user": {"token": token}}],
-                    "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
-                }
-            )
-        )
+        kubeconfig = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
+            "users": [{"name": "admin", "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+        }
+        running.kubeconfig.write_text(yaml.safe_dump(kubeconfig))
         yield running
 
 
 def main() -> None:
-    """Build what is not in the cache yet, and say where it is."""
-    for path in programs():
+    for path in (kubernetes_program("kube-apiserver"), etcd_program()):
         print(f"· {path}")
     crds()
-
-
-def _ready(running: ApiServer) -> bool:
-    try:
-        return running.ask("GET", "/readyz").text == "ok"
-    except httpx.HTTPError:
-        return False
 
 
 if __name__ == "__main__":

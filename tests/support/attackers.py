@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import os
 import random
-import select
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
 
 from proxy.core.wire.messages import framed
 
@@ -23,7 +22,6 @@ MAX_OPEN = 150
 
 
 def request(api_key: int, version: int, body: bytes, client_id: bytes = b"attacker", *, tags: bytes = b"") -> bytes:
-    """One whole request; `tags` are those of a flexible header."""
     header = struct.pack(">hhih", api_key, version, 7, len(client_id)) + client_id + tags
     return framed(header + body)
 
@@ -92,7 +90,6 @@ ONCE: dict[str, Callable[[random.Random], bytes]] = {
 
 
 def once(kind: str, target: Address, ends: float, done: Counter[str]) -> None:
-    """One connection after the other."""
     dice = random.Random(kind)
     while time.monotonic() < ends:
         with suppress(OSError), socket.create_connection(target, timeout=1) as client:
@@ -149,12 +146,10 @@ def dripping(kind: str, target: Address, ends: float, done: Counter[str]) -> Non
         for client, _ in held:
             client.setblocking(False)
             with suppress(BlockingIOError):
-                try:
+                with suppress(ConnectionError):
                     while client.recv(65_536):
                         pass
-                    done["ended"] += 1
-                except ConnectionError:
-                    done["ended"] += 1
+                done["ended"] += 1
 
 
 FLOODS: dict[str, bytes] = {
@@ -190,46 +185,33 @@ ENOUGH_BYTES = 100_000
 KINDS = (*ONCE, *DRIPPED, *FLOODS)
 
 
-def main() -> None:
-    for line in sys.stdin:
-        kind, address, seconds = line.split()
-        host, port = address.rsplit(":", 1)
-        attack = once if kind in ONCE else dripping if kind in DRIPPED else flooding
-        done: Counter[str] = Counter()
-        with suppress(OSError):
-            attack(kind, (host, int(port)), time.monotonic() + float(seconds), done)
-        print(json.dumps(done), flush=True)
+def attack(kind: str, address: str, seconds: float) -> Counter[str]:
+    host, port = address.rsplit(":", 1)
+    run = once if kind in ONCE else dripping if kind in DRIPPED else flooding
+    done: Counter[str] = Counter()
+    with suppress(OSError):
+        run(kind, (host, int(port)), time.monotonic() + seconds, done)
+    return done
 
 
 class Attackers:
-    """The running process."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.pid = process.pid
-        self._orders, self._answers = process.stdin, process.stdout
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.pid = pool.apply(os.getpid)
 
     def begin(self, kind: str, address: str, seconds: float) -> None:
-        self._orders.write(f"{kind} {address} {seconds}\n")
-        self._orders.flush()
+        self._attack = self._pool.apply_async(attack, (kind, address, seconds))
 
     def is_over(self, within_s: float) -> bool:
-        return bool(select.select([self._answers], [], [], within_s)[0])
+        self._attack.wait(within_s)
+        return self._attack.ready()
 
     def done(self) -> Counter[str]:
-        return Counter(json.loads(self._answers.readline()))
+        return self._attack.get()
 
 
 @contextmanager
 def attackers() -> Iterator[Attackers]:
-    command = [sys.executable, "-m", "tests.support.attackers"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield Attackers(process)
-        finally:
-            process.kill()
-
-
-if __name__ == "__main__":
-    main()
+    with get_context("spawn").Pool(1) as pool:
+        yield Attackers(pool)
+    pool.join()

@@ -46,7 +46,6 @@ def kafka_of() -> Iterator[Callable[[str], KafkaCluster]]:
 
 @pytest.fixture(scope="module")
 def kafka_391(kafka_of: Callable[[str], KafkaCluster]) -> KafkaCluster:
-    """One broker of the old release."""
     return kafka_of(OLD)
 
 
@@ -68,7 +67,6 @@ def kafka_secure(authority: Authority) -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="session")
 def java_tool() -> JavaTool:
-    """`tests.lab.kafka.run_tool`: Kafka's own Java programs."""
     from tests.lab.kafka import run_tool
 
     return run_tool

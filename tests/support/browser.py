@@ -14,18 +14,10 @@ import pytest
 from tests.support.programs import program
 
 FLAGS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
+)  # fmt: skip
 COLOURS: Final = 128
-"""Of a saved picture."""
 
 
 Browse = Callable[..., AbstractContextManager[Any]]
@@ -33,8 +25,8 @@ Browse = Callable[..., AbstractContextManager[Any]]
 
 
 @contextmanager
-def browser(width: int = 1300, *, dark: bool = False) -> Iterator[Any]:
-    with chromium() as driver, window(driver, width, dark=dark):
+def browser(width: int) -> Iterator[Any]:
+    with chromium() as driver, window(driver, width):
         yield driver
 
 
@@ -47,7 +39,6 @@ def browse() -> Iterator[Browse]:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Headless Chromium; where it is missing the test is skipped, in CI it fails."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -78,13 +69,11 @@ def window(driver: Any, width: int = 1300, *, dark: bool = False) -> Iterator[An
 
 
 def resize(driver: Any, width: int, height: int) -> None:
-    """The window has this size, in pixels, with or without a screen as large."""
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
 def save_picture(driver: Any, picture: Path) -> None:
-    """What the window shows, as a small PNG."""
     from PIL import Image
 
     with Image.open(io.BytesIO(driver.get_screenshot_as_png())) as taken:
@@ -92,7 +81,6 @@ def save_picture(driver: Any, picture: Path) -> None:
 
 
 def text(driver: Any, selector: str) -> str:
-    """What is seen of the first element that the selector finds."""
     return str(driver.execute_script("return document.querySelector(arguments[0]).innerText", selector))
 
 

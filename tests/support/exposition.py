@@ -30,7 +30,6 @@ from quota.table import Entry, QuotaTable
 
 
 async def everything() -> bytes:
-    """An exposition in which every family has at least one sample."""
     entries = [Entry(None, DEFAULT, 10.0, 10.0, 1.0, 1.0), Entry(None, "s", 1.0, mode="shadow")]
     ledger, counters = Ledger(QuotaTable(entries), smooth=False), Counters()
     for kind in Kind:
@@ -66,7 +65,6 @@ async def everything() -> bytes:
 
 
 def _member() -> Member:
-    """Of a fleet, with a group in use."""
     rates = ConnectionLimits([ConnectionEntry(EntityType.IP, "10.0.0.1", 10.0, scope="fleet")])
     ledger = Ledger(QuotaTable([Entry("u", None, producer_byte_rate=10, scope="fleet")], connections=rates))
     settings = FleetSection()

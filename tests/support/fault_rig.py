@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec
 
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.ports import free_ports
@@ -17,6 +17,7 @@ from tests.support.faults import FaultyNetwork, Link
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
+P = ParamSpec("P")
 CLIENTS_HOST: Final = "127.0.0.2"
 IDLE_MS: Final = 8000
 """Clients that vanish without a word are kept so long; ten minutes unless configured otherwise."""
@@ -24,22 +25,16 @@ IDLE_MS: Final = 8000
 
 @dataclass
 class Rig:
-    """Everything between a client and the broker."""
-
     cluster: KafkaCluster
     proxy: Sidecar
     to_sidecar: list[Link]
     to_broker: Link
     beside: Link
-    """To the broker, without the sidecar."""
     bootstrap: str
-    """For clients."""
     direct: str
-    """For clients without the sidecar."""
     at_rest: Held
 
     def links(self, where: str) -> list[Link]:
-        """Those on the side of the "clients" or of the "broker"."""
         return self.to_sidecar if where == "clients" else [self.to_broker, self.beside]
 
     def each(self, where: str, do: Callable[[Link], None]) -> None:
@@ -63,65 +58,50 @@ def between_links(quotas: Sequence[dict[str, Any]], **settings: Any) -> Iterator
         to_broker, beside = (
             network.link(("127.0.0.1", one.advertised_port), ("127.0.0.1", one.port)) for one in listeners
         )
-        proxy = stack.enter_context(
-            sidecar(
-                ["{}:{}".format(*to_broker.listen)],
-                list(quotas),
-                drain_timeout_s=2,
-                connections_max_idle_ms=IDLE_MS,
-                listen={"advertised": {"host": CLIENTS_HOST}},
-                **settings,
-            )
-        )
+        settings |= {"drain_timeout_s": 2, "connections_max_idle_ms": IDLE_MS}
+        advertised = {"advertised": {"host": CLIENTS_HOST}}
+        upstream = ["{}:{}".format(*to_broker.listen)]
+        proxy = stack.enter_context(sidecar(upstream, list(quotas), listen=advertised, **settings))
         doors = [proxy.port, *(broker.port for broker in brokers_seen_by("127.0.0.1", proxy.port))]
         to_sidecar = [network.link((CLIENTS_HOST, port), ("127.0.0.1", port)) for port in doors]
         bootstrap, direct = f"{CLIENTS_HOST}:{proxy.port}", "{}:{}".format(*beside.listen)
         yield Rig(cluster, proxy, to_sidecar, to_broker, beside, bootstrap, direct, least_held(proxy))
 
 
-def cut(where: str, *, reset: bool) -> Callable[[Rig], None]:
-    """End all connections of one side, three times."""
-
-    def strike(rig: Rig) -> None:
-        for _ in range(3):
-            rig.each(where, lambda link: link.cut(reset=reset))
-            time.sleep(0.3)
-
-    return strike
+def _fault(strike: Callable[Concatenate[Rig, P], None]) -> Callable[P, Callable[[Rig], None]]:
+    """`strike` with all its arguments but the rig."""
+    return lambda *given, **named: lambda rig: strike(rig, *given, **named)
 
 
-def gone_for(where: str, seconds: float) -> Callable[[Rig], None]:
+@_fault
+def cut(rig: Rig, /, where: str, *, reset: bool) -> None:
+    for _ in range(3):
+        rig.each(where, lambda link: link.cut(reset=reset))
+        time.sleep(0.3)
+
+
+@_fault
+def gone_for(rig: Rig, /, where: str, seconds: float) -> None:
     """Reset all connections of one side and refuse new ones."""
-
-    def strike(rig: Rig) -> None:
-        rig.each(where, Link.refuse)
-        rig.each(where, lambda link: link.cut(reset=True))
-        time.sleep(seconds)
-        rig.each(where, Link.heal)
-
-    return strike
+    rig.each(where, Link.refuse)
+    rig.each(where, lambda link: link.cut(reset=True))
+    time.sleep(seconds)
+    rig.each(where, Link.heal)
 
 
-def with_setting(where: str, seconds: float, **settings: float | bool) -> Callable[[Rig], None]:
-    """Change attributes of the links of one side."""
-
-    def strike(rig: Rig) -> None:
-        for link in rig.links(where):
-            for name, value in settings.items():
-                setattr(link, name, value)
-        time.sleep(seconds)
-        rig.each(where, Link.heal)
-
-    return strike
+@_fault
+def with_setting(rig: Rig, /, where: str, seconds: float, **settings: float | bool) -> None:
+    for link in rig.links(where):
+        for name, value in settings.items():
+            setattr(link, name, value)
+    time.sleep(seconds)
+    rig.each(where, Link.heal)
 
 
-def reset_within_frames(where: str, direction: str, count: int) -> Callable[[Rig], None]:
+@_fault
+def reset_within_frames(rig: Rig, /, where: str, direction: str, count: int) -> None:
     """Reset connections after `count` bytes. Batches have 5 to 30 kB: the reset strikes inside a message."""
-
-    def strike(rig: Rig) -> None:
-        before = rig.resets(where)
-        rig.each(where, lambda link: link.reset_after(count, direction))
-        until(lambda: rig.resets(where) >= before + 3, "resets", 30)
-        rig.each(where, Link.heal)
-
-    return strike
+    before = rig.resets(where)
+    rig.each(where, lambda link: link.reset_after(count, direction))
+    until(lambda: rig.resets(where) >= before + 3, "resets", 30)
+    rig.each(where, Link.heal)

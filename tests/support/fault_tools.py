@@ -34,8 +34,6 @@ LOOK_EVERY_S = 1.3
 
 
 class Working:
-    """A client in a thread of its own, whose history is written down."""
-
     def __init__(self, topic: str, history: History | None) -> None:
         self.topic = topic
         self.history: History = [] if history is None else history
@@ -43,7 +41,6 @@ class Working:
         self.done = 0
         """Records acknowledged or read; transactions committed."""
         self.refused: dict[str, str] = {}
-        """Value -> the error that its producer got."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
@@ -119,9 +116,8 @@ class Transacting(Working):
         super().__init__(topic, history)
         own = {"bootstrap.servers": bootstrap, "client.id": client_id, "transactional.id": f"t-{self.name}"}
         self._settings = own | IMPATIENT
-        self._log = Consumer(
-            {"bootstrap.servers": direct, "group.id": self.name, "isolation.level": "read_uncommitted", "log_level": 0}
-        )
+        reads = {"bootstrap.servers": direct, "group.id": self.name, "isolation.level": "read_uncommitted"}
+        self._log = Consumer(reads | {"log_level": 0})
 
     def _run(self) -> None:
         from confluent_kafka import KafkaException, Producer
@@ -170,8 +166,7 @@ class Transacting(Working):
             keeps = False
         if not keeps:
             self._patiently(producer.abort_transaction)
-        end = Event("committed" if keeps else "aborted", self.name, name, 1, self._end(), name)
-        self.history.append(end)
+        self.history.append(Event("committed" if keeps else "aborted", self.name, name, 1, self._end(), name))
         self.done += keeps
 
     def _patiently(self, call: Callable[[float], object]) -> None:
@@ -221,7 +216,6 @@ class Consuming(Working):
         waits = {"client.id": client_id, "fetch.wait.max.ms": 200, "fetch.error.backoff.ms": 100}
         self._consumer = reader(bootstrap, topic, partitions, self.history, self.name, **waits, **IMPATIENT)
         self.last: dict[Any, int | None] = {}
-        """Of each partition, the offset read last."""
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -264,8 +258,6 @@ def read_log(bootstrap: str, topic: str, partitions: int = 1) -> History:
 
 @dataclass
 class Work:
-    """Producers and a consumer of one topic, and their history."""
-
     producers: list[Working]
     consuming: Consuming
     history: History
@@ -323,7 +315,6 @@ class Held(NamedTuple):
     connections: int
 
     def within(self, other: Held) -> bool:
-        """No more of anything than there."""
         return all(here <= there for here, there in zip(self, other, strict=True))
 
 

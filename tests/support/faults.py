@@ -55,7 +55,6 @@ class Link:
         self.half_open = False
         self._reset_after: tuple[int, str] | None = None
         self.resets = 0
-        """How often `reset_after` has struck."""
         self.carried = {TO_TARGET: 0, FROM_TARGET: 0}
         """Bytes, of all connections so far; what a reset has thrown away behind us is among them."""
         self._network = network
@@ -80,8 +79,6 @@ class Link:
         self.accept()
 
     def cut(self, *, reset: bool) -> None:
-        """End all connections, by RST or by FIN."""
-
         def end() -> None:
             for pair in list(self._pairs):
                 pair.close(reset=reset)
@@ -99,7 +96,6 @@ class Link:
             self._network.do(self.open)
 
     def open(self) -> None:
-        """Listen; called inside the network's loop."""
         family = socket.AF_INET6 if ":" in self.listen[0] else socket.AF_INET
         with socket.socket(family) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -186,8 +182,6 @@ class Link:
 
 
 class FaultyNetwork:
-    """Links, in a thread with an event loop of its own."""
-
     def __init__(self) -> None:
         self.links: list[Link] = []
         self._ready = threading.Event()
@@ -203,7 +197,6 @@ class FaultyNetwork:
         return link
 
     def do(self, action: Callable[[], Any]) -> None:
-        """Call this inside the loop, and wait for its end."""
         trio.from_thread.run_sync(action, trio_token=self._token)
 
     def start(self, task: Callable[..., Any], *args: Any) -> None:

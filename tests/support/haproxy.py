@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,7 +12,7 @@ import yaml
 from tests.lab.kafka import GuardedProcess
 from tests.support.programs import program
 from tests.support.sidecars import Sidecar
-from tests.support.waiting import until
+from tests.support.waiting import listens, until
 
 ADDRESS = "127.0.0.9"
 """Where it listens, and where it connects from."""
@@ -22,9 +21,9 @@ ADDRESS = "127.0.0.9"
 @contextmanager
 def haproxy(running: Sidecar, header: str, *others: Sidecar) -> Iterator[str]:
     """Its bootstrap address; `header` is `send-proxy` or `send-proxy-v2`."""
-    listens = [yaml.safe_load(one.config.read_text())["listen"] for one in (running, *others)]
-    (port, ports), *_ = {(listen["port"], listen["broker_ports"]) for listen in listens}
-    hosts = [listen["host"] for listen in listens]
+    sections = [yaml.safe_load(one.config.read_text())["listen"] for one in (running, *others)]
+    (port, ports), *_ = {(listen["port"], listen["broker_ports"]) for listen in sections}
+    hosts = [listen["host"] for listen in sections]
     checked = "".join(f"    server kquota{n} {host}:{port} check-send-proxy\n" for n, host in enumerate(hosts))
     bare = "".join(f"    server kquota{n} {host} port {port} no-check-send-proxy\n" for n, host in enumerate(hosts))
     with TemporaryDirectory(prefix="kquota-haproxy-") as directory:
@@ -53,15 +52,9 @@ listen brokers
         with Path(directory, "log").open("w") as log:
             process = GuardedProcess(command, stdout=log, stderr=log)
         try:
-            until(lambda: _listens(port) or process.poll() is not None)
+            until(lambda: listens(ADDRESS, port) or process.poll() is not None)
             assert process.poll() is None, Path(directory, "log").read_text()
             yield f"{ADDRESS}:{port}"
         finally:
             process.kill()
             process.wait()
-
-
-def _listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection((ADDRESS, port), timeout=1):
-        return True
-    return False

@@ -41,7 +41,6 @@ class Event(NamedTuple):
 
 History = list[Event]
 Place = tuple[Hashable, int]
-"""A partition and an offset."""
 
 
 def check(history: Sequence[Event]) -> dict[str, list[str]]:
@@ -74,7 +73,6 @@ def check(history: Sequence[Event]) -> dict[str, list[str]]:
                 values[event.partition, event.offset].add(event.value)
 
     def refused(value: Hashable) -> bool:
-        """It must not be read."""
         event = sent.get(value)
         failed = value in outcomes and outcomes[value].what == "failed"
         return failed or (event is not None and ends.get(event.transaction) == "aborted")
@@ -129,7 +127,6 @@ def check(history: Sequence[Event]) -> dict[str, list[str]]:
 
 
 def _follow(who: Hashable, events: Sequence[Event], shown: Sequence[int], found: Mapping[str, list[str]]) -> None:
-    """One reader of one partition."""
     last: int | None = None
     for event in events:
         offset = event.offset

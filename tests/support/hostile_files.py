@@ -17,11 +17,6 @@ class Kind(NamedTuple):
 
     put: Callable[[Path], None]
     reason: str
-    """Part of what is said."""
-
-
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
 
 
 def _socket(path: Path) -> None:
@@ -42,7 +37,7 @@ def _below_a_file(path: Path) -> None:
 
 
 KINDS = {
-    "FIFO": Kind(_fifo, "it is a FIFO; a regular file was expected"),
+    "FIFO": Kind(os.mkfifo, "it is a FIFO; a regular file was expected"),
     "socket": Kind(_socket, "it is a socket; a regular file was expected"),
     "endless device": Kind(lambda path: path.symlink_to("/dev/zero"), "it is a character device; a regular file was"),
     "directory": Kind(Path.mkdir, "Is a directory"),
@@ -61,7 +56,6 @@ def put(kind: str, path: Path) -> str:
 
 
 def take_away(path: Path) -> None:
-    """Whatever is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -18,8 +18,7 @@ from analysis.intake import read
 from analysis.runner import make
 from analysis.session import open_session
 from analysis.store import Store, session_conf
-from tests.support.plan_tools import watched
-from tests.support.spark_tools import DAY_MS, QUICK, T0_MS
+from tests.support.spark_tools import DAY_MS, QUICK, T0_MS, watched
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +30,6 @@ REPORT, OPTIONS = "capacity", {"capacity": dict[str, float]()}
 
 
 def state_of(spark: SparkSession, store: Path) -> dict[str, Any]:
-    """The records of a store, and the number of their files and commits."""
     table = Store(spark, str(store)).table
     assert table is not None
     rows = table.read().select("date", "cluster", "instance", "sequence").collect()

@@ -32,7 +32,6 @@ def key_of(sources: Iterable[Path], *made_with: str) -> str:
 
 
 def toolchain() -> tuple[str, str]:
-    """What a build of the data path is made with: this machine's gcc, and this Python."""
     return subprocess.run(["gcc", "--version"], capture_output=True, check=True, text=True).stdout, sys.version
 
 

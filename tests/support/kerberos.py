@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.corpus.job import wait_for
 from tests.lab.kafka.ports import free_ports
 from tests.support.programs import program
+from tests.support.waiting import listens, until
 
 REALM: Final = "KQUOTA.TEST"
 _CLIENTS: Final = """\
@@ -48,9 +47,7 @@ START_LIMIT_S: Final = 30.0
 @dataclass(frozen=True, slots=True)
 class Realm:
     config: Path
-    """The file of `java.security.krb5.conf`."""
     keytab: Path
-    """The keys of all its principals."""
 
     @property
     def jvm(self) -> tuple[str, ...]:
@@ -84,18 +81,11 @@ def realm(directory: Path, *principals: str) -> Iterator[Realm]:
         run(admin, "-r", REALM, "addprinc", "-randkey", principal)
     run(admin, "-r", REALM, "ktadd", "-k", str(made.keytab), "-norandkey", *principals)
 
-    def answers() -> bool:
-        assert process.poll() is None, "the Kerberos server has ended"
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=5).close()
-        except ConnectionRefusedError:
-            return False
-        return True
-
     with (directory / "console.log").open("wb") as console:
         process = subprocess.Popen([server, "-n", "-r", REALM], env=env, stdout=console, stderr=console)
         try:
-            wait_for("the Kerberos server", answers, START_LIMIT_S)
+            until(lambda: listens("127.0.0.1", port) or process.poll() is not None, limit_s=START_LIMIT_S)
+            assert process.poll() is None, "the Kerberos server has ended"
             yield made
         finally:
             process.terminate()

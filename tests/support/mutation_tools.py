@@ -21,6 +21,7 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Outcome
 from proxy.core.interceptors.mutations import MutationQuota
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from quota.entity import Kind
 from quota.ledger import Account, Ledger
 from quota.table import Entry, QuotaTable
 from tests.support.session_tools import finished
@@ -32,7 +33,6 @@ UNKNOWN_TOPIC, EXISTS, INVALID_PARTITIONS, INVALID_REQUEST, UNKNOWN_ID = 3, 36, 
 POLICY_VIOLATION = 44
 
 CREATE_VERSIONS, DELETE_VERSIONS, PARTITIONS_VERSIONS, METADATA_VERSIONS = range(8), range(7), range(4), range(14)
-Request = CreateTopicsRequest | DeleteTopicsRequest | CreatePartitionsRequest
 MESSAGES: dict[int, tuple[Any, Any]] = {
     METADATA: (MetadataRequest, MetadataResponse),
     CREATE_TOPICS: (CreateTopicsRequest, CreateTopicsResponse),
@@ -44,16 +44,9 @@ MESSAGES: dict[int, tuple[Any, Any]] = {
 def create(version: int, topics: dict[str, int] | list[tuple[str, int]], *, validate_only: bool = False) -> Any:
     """A CreateTopics request; a count of -1 is the broker's default."""
     pairs = topics.items() if isinstance(topics, dict) else topics
-    cls = CreateTopicsRequest.CreatableTopic
-    return CreateTopicsRequest(
-        version=version,
-        topics=[
-            cls(version=version, name=name, num_partitions=count, replication_factor=1, assignments=[], configs=[])
-            for name, count in pairs
-        ],
-        timeout_ms=30_000,
-        validate_only=validate_only,
-    )
+    cls = partial(CreateTopicsRequest.CreatableTopic, version=version, replication_factor=1, assignments=[], configs=[])
+    asked = [cls(name=name, num_partitions=count) for name, count in pairs]
+    return CreateTopicsRequest(version=version, topics=asked, timeout_ms=30_000, validate_only=validate_only)
 
 
 def create_assigned(version: int, name: str, partitions: int) -> Any:
@@ -61,9 +54,8 @@ def create_assigned(version: int, name: str, partitions: int) -> Any:
     cls = CreateTopicsRequest.CreatableTopic
     place = cls.CreatableReplicaAssignment
     assignments = [place(version=version, partition_index=index, broker_ids=[1]) for index in range(partitions)]
-    topic = cls(
-        version=version, name=name, num_partitions=-1, replication_factor=-1, assignments=assignments, configs=[]
-    )
+    counts = {"num_partitions": -1, "replication_factor": -1}
+    topic = cls(version=version, name=name, assignments=assignments, configs=[], **counts)
     return CreateTopicsRequest(version=version, topics=[topic], timeout_ms=30_000, validate_only=False)
 
 
@@ -79,12 +71,8 @@ def delete(version: int, names: list[str], topic_ids: list[uuid.UUID] | None = N
 def partitions(version: int, topics: dict[str, int] | list[tuple[str, int]]) -> Any:
     cls = CreatePartitionsRequest.CreatePartitionsTopic
     pairs = topics.items() if isinstance(topics, dict) else topics
-    return CreatePartitionsRequest(
-        version=version,
-        topics=[cls(version=version, name=name, count=count, assignments=None) for name, count in pairs],
-        timeout_ms=30_000,
-        validate_only=False,
-    )
+    asked = [cls(version=version, name=name, count=count, assignments=None) for name, count in pairs]
+    return CreatePartitionsRequest(version=version, topics=asked, timeout_ms=30_000, validate_only=False)
 
 
 def metadata(version: int, names: list[str] | None, *, creates: bool = True, ids: tuple[uuid.UUID, ...] = ()) -> Any:
@@ -96,7 +84,6 @@ def metadata(version: int, names: list[str] | None, *, creates: bool = True, ids
 
 
 def encoded(message: Any) -> bytes:
-    """The body of a kafka-python message."""
     return bytes(message.encode(version=message.API_VERSION))
 
 
@@ -107,13 +94,9 @@ class Cluster:
     default_count: int = 3
     topics: dict[str, tuple[uuid.UUID, int]] = field(default_factory=dict)
     seen: list[tuple[int, int]] = field(default_factory=list)
-    """(API key, version) of all that was asked."""
     hidden: set[str] = field(default_factory=set)
-    """Topics that Metadata does not know yet."""
     fail: dict[str, int] = field(default_factory=dict)
-    """Topics that end in this error."""
     auto_create: bool = True
-    """Whether Metadata may create topics."""
     describe_configs: bool = True
     """Whether the client may know how many partitions its new topic has."""
     _ids: Any = field(default_factory=lambda: itertools.count(1))
@@ -130,13 +113,9 @@ class Cluster:
         self.seen.append((api_key, version))
         request_class, response_class = MESSAGES[api_key]
         message = request_class.decode(body, version=version)
-        method = {
-            METADATA: self._metadata,
-            CREATE_TOPICS: self._create,
-            DELETE_TOPICS: self._delete,
-            CREATE_PARTITIONS: self._extend,
-        }[api_key]
-        response = response_class(version=version, throttle_time_ms=0, **method(version, message))
+        methods = (self._metadata, self._create, self._delete, self._extend)
+        answer = dict(zip(MESSAGES, methods, strict=True))[api_key](version, message)
+        response = response_class(version=version, throttle_time_ms=0, **answer)
         return bytes(response.encode(version=version))
 
     def _name_of(self, topic_id: uuid.UUID) -> str | None:
@@ -154,10 +133,8 @@ class Cluster:
                 (topic_id, count), error = self.topics[name], 0
             else:
                 topic_id, count, error = (one.topic_id, 0, UNKNOWN_ID) if by_id else (NO_ID, 0, UNKNOWN_TOPIC)
-                if (
-                    creates and name and not by_id and name not in self.topics
-                ):  # as the controller does, after the answer
-                    self.add(**{name: self.default_count})
+                if creates and name and not by_id and name not in self.topics:
+                    self.add(**{name: self.default_count})  # as the controller does, after the answer
                 name = None if by_id else name
             parts = [part(partition_index=index) for index in range(count)]
             known = {"name": name, "topic_id": topic_id, "is_internal": False, "partitions": parts}
@@ -182,9 +159,8 @@ class Cluster:
                 topic_id = uuid.UUID(int=next(self._ids))
                 if not message.validate_only:
                     self.topics[topic.name] = (topic_id, count)
-            result = not error and self.describe_configs
-            counts = (count, 1) if result else (-1, -1)
-            shown = dict(zip(("num_partitions", "replication_factor"), counts, strict=True))
+            count, copies = (count, 1) if not error and self.describe_configs else (-1, -1)
+            shown = {"num_partitions": count, "replication_factor": copies}
             shown["topic_config_error_code"] = 0 if self.describe_configs else 29
             done = {"name": topic.name, "topic_id": topic_id, "error_code": error, "error_message": None}
             results.append(cls(version=version, configs=[], **done, **shown))
@@ -229,10 +205,7 @@ class Cluster:
 
 @dataclass
 class Done:
-    """What became of a request."""
-
     message: Any
-    """The answer, decoded by kafka-python."""
     body: bytes
     delay_ms: int
     forwarded: Any
@@ -242,10 +215,8 @@ class Done:
     @property
     def errors(self) -> dict[str | None, int]:
         """Error by topic; by the last result if there are several."""
-        (results,) = (
-            getattr(self.message, name) for name in ("topics", "responses", "results") if hasattr(self.message, name)
-        )
-        return {one.name: one.error_code for one in results}
+        names = [name for name in ("topics", "responses", "results") if hasattr(self.message, name)]
+        return {one.name: one.error_code for one in getattr(self.message, names[0])}
 
 
 class Client:
@@ -261,24 +232,17 @@ class Client:
 
     @property
     def tokens(self) -> float:
-        from quota.entity import Kind
-
         return self.ledger.observed(self.account, Kind.MUTATION, self.now_ms)
 
     @property
     def charged(self) -> float:
-        """Partitions in the client's totals."""
-        from quota.entity import Kind
-
         return self.account.meters[Kind.MUTATION].amount
 
     def judge(self, request: AdminRequest) -> Outcome:
-        """The decision about a request."""
         outcome: Outcome = finished(self.quota.request(request, self.now_ms), self.now_ms)
         return outcome
 
     def send(self, message: Any) -> Done:
-        """Send a request as a session would handle it."""
         key, version = message.API_KEY, message.API_VERSION
         body = encoded(message)
         request_class, response_class = MESSAGES[key]

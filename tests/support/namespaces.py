@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,28 +26,24 @@ def _insist(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)} (tests with network namespaces need root)")
 
 
+def _own() -> int:
+    """A descriptor of the calling thread's namespace."""
+    return os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
 class Namespace:
     """One network namespace, with its loopback interface up."""
 
     def __init__(self) -> None:
         for program, package in PROGRAMS.items():
             assert shutil.which(program), f"{program} is missing: apt-get install {package}"
-        made: list[int | BaseException] = []
 
-        def make() -> None:  # in a thread of its own, which takes the unshared namespace to its grave
-            try:
-                _insist(_libc.unshare(CLONE_NEWNET), "unshare")
-                made.append(os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY | os.O_CLOEXEC))
-            except BaseException as error:
-                made.append(error)
+        def make() -> int:
+            _insist(_libc.unshare(CLONE_NEWNET), "unshare")
+            return _own()
 
-        thread = threading.Thread(target=make)
-        thread.start()
-        thread.join()
-        (result,) = made
-        if isinstance(result, BaseException):
-            raise result
-        self._fd = result
+        with ThreadPoolExecutor(1) as pool:  # a thread of its own, which takes the unshared namespace to its grave
+            self._fd = pool.submit(make).result()
         self.run("ip", "link", "set", "lo", "up")
 
     @classmethod
@@ -62,8 +59,7 @@ class Namespace:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """The calling thread is in it, with whatever it starts."""
-        home = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        home = _own()
         try:
             _insist(_libc.setns(self._fd, CLONE_NEWNET), "setns")
             try:
@@ -74,11 +70,8 @@ class Namespace:
             os.close(home)
 
     def run(self, *command: str, check: bool = True, given: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a program in it; `given` is its input."""
         with self.inside():
-            done = subprocess.run(
-                command, input=given, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False
-            )
+            done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=RUN_LIMIT_S)
         assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
         return done
 
@@ -120,17 +113,10 @@ CABLE = "cable"
 @contextmanager
 def network(broker_addresses: Sequence[str]) -> Iterator[Network]:
     """Two namespaces that reach each other; the second one has these addresses, all of one network per family."""
-    application = Namespace()
-    try:
-        brokers = Namespace()
-        try:
-            application.run("ip", "link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", brokers.path)
-            for side, addresses in ((application, APPLICATION), (brokers, tuple(broker_addresses))):
-                for address in addresses:
-                    side.add_address(address, CABLE)
-                side.run("ip", "link", "set", CABLE, "up")
-            yield Network(application, brokers)
-        finally:
-            brokers.close()
-    finally:
-        application.close()
+    with machine_with() as application, machine_with() as brokers:
+        application.run("ip", "link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", brokers.path)
+        for side, addresses in ((application, APPLICATION), (brokers, broker_addresses)):
+            for address in addresses:
+                side.add_address(address, CABLE)
+            side.run("ip", "link", "set", CABLE, "up")
+        yield Network(application, brokers)

@@ -6,11 +6,12 @@ import hashlib
 import json
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import patch
 
 import trio
 from trio.testing import MockClock
@@ -27,7 +28,6 @@ CLIENT, BROKER, PASS, ANSWER = range(4)
 """Bytes from the client; from the broker; time passes; a frame from the broker, if it is the answer that is due."""
 LIMITS = (None, 1000.0, 50_000.0, 1e12)
 MAX_STEPS = 40
-ROOT = Path(__file__).parents[2]
 
 
 def step(kind: int, data: bytes, cut: int = 0) -> bytes:
@@ -46,7 +46,6 @@ def shown(value: Any) -> Any:
 
 
 def play(data: bytes, doors: type[Session] = Session) -> list[dict[str, str]]:
-    """What can be seen after each step."""
     states: list[dict[str, str]] = []
 
     async def main() -> None:
@@ -104,7 +103,7 @@ def _due(one: Driven, frame: bytes) -> bool:
 
 
 def same(ours: list[dict[str, str]], theirs: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The states, which two plays have in common. Raises AssertionError where something is different."""
+    """The states that two plays have in common; fails where something is different."""
     for number, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         different = {name: (mine[name], other[name]) for name in mine if mine[name] != other[name]}
         assert not different, f"after step {number}: {different}"
@@ -116,41 +115,27 @@ class Pure:
     """A process that plays scripts with the Python code."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.pair_script"],
-            cwd=ROOT,
-            env=os.environ | {"KQUOTA_PURE": "1", "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._here, there = Pipe()
+        with patch.dict(os.environ, KQUOTA_PURE="1"), there:
+            self._process = get_context("spawn").Process(target=_serve, args=(there,), daemon=True)
+            self._process.start()
 
     def play(self, data: bytes) -> list[dict[str, str]]:
-        """As `play`."""
-        to, back = self._process.stdin, self._process.stdout
-        assert to is not None
-        assert back is not None
-        to.write(len(data).to_bytes(4, "big") + data)
-        to.flush()
-        states: list[dict[str, str]] = json.loads(back.readline())
+        self._here.send_bytes(data)
+        states: list[dict[str, str]] = self._here.recv()
         return states
 
     def compare(self, data: bytes) -> list[dict[str, str]]:
-        """Play it here and there. Raises AssertionError where something is different; else the states."""
         return same(play(data), self.play(data))
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
+        self._here.close()
+        self._process.join()
+        self._process.close()
 
 
-def main() -> None:
+def _serve(scripts: Connection) -> None:
     assert compiled.WHY_NOT == "KQUOTA_PURE is set"
-    while head := sys.stdin.buffer.read(4):
-        print(json.dumps(play(sys.stdin.buffer.read(int.from_bytes(head, "big")))), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    with suppress(EOFError):
+        while True:
+            scripts.send(play(scripts.recv_bytes()))

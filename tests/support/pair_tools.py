@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,10 +19,7 @@ from proxy.net.io.loop import NEVER, Clock, EventLoop
 from proxy.net.io.pair import ConnectionPair, Shared
 from proxy.net.io.sockets import endpoint_of
 from proxy.net.io.splice import PipePool
-from quota.counter import FetchGrant, QuotaCounter
 from quota.ledger import Ledger
-from quota.paced import DebtCounter
-from quota.reservation import FetchCounter
 from quota.table import QuotaTable
 from tests.support.session_tools import translate
 
@@ -31,36 +28,10 @@ SPLICE_MIN_BYTES = 4_096
 
 
 def book_of(ledger: Ledger, now_ms: float) -> Any:
-    """All that a ledger knows."""
-    accounts = sorted(
-        (
-            tuple(account.identity),
-            [(meter.amount, meter.charges, meter.throttled, meter.throttle_ms) for meter in account.meters.values()],
-            dict(account.requests),
-            account.last_ms,
-            account.touched,
-        )
-        for account in ledger.accounts()
-    )
-    groups = [window_of(group) for group in ledger.groups() if isinstance(group, DebtCounter)]
-    return accounts, groups, ledger.reservations, [_counter(group, int(now_ms)) for group in ledger.groups()]
-
-
-def _counter(group: QuotaCounter, now: int) -> Any:
-    own = [getattr(group, name) for name in ("kind", "limit", "paced", "capped", "throttled_until")]
-    used = [getattr(group.usage, name) for name in ("amount", "charges", "throttled", "throttle_ms")]
-    return group.key.tags, own, used, group.observed(now), group.utilisation(now), group.owed_ms(now)
-
-
-def window_of(group: DebtCounter) -> Any:
-    rate, pacer = group.rate, group.pacer
-    fetched = group if isinstance(group, FetchCounter) else None
-    return (
-        (rate.samples, rate.window_ms, group.last_ms),
-        (group.may_queue, pacer.paid_at, pacer._last_scheduled, pacer._delayed_until, pacer._calm_since),
-        fetched and (fetched._admitted, fetched._outstanding, fetched._typical),
-        fetched and (fetched._fetch_sizer.batch, fetched._fetch_sizer._fetches),
-    )
+    """All that a ledger knows, as tests.one_source shows it."""
+    now = int(now_ms)
+    groups = [(group.observed(now), group.utilisation(now), group.owed_ms(now)) for group in ledger.groups()]
+    return list(ledger.accounts()), list(ledger.groups()), ledger.reservations, groups
 
 
 class GeneralDoors(Session):
@@ -125,17 +96,13 @@ class Driven:
         self.stack.callback(self.pool.close)
         buffer = memoryview(bytearray(BUFFER_BYTES))
         shared = Shared(self.counters, self.pool, buffer, SPLICE_MIN_BYTES, self.loop, CloseLogLimiter())
-        self.session = self.doors(
-            self.ledger,
-            self.counters,
-            user="u",
-            translate=translate if self.rewrite else None,
-            effects=shared.effects,
-            max_in_flight=self.max_in_flight,
-        )
-        self.pair = ConnectionPair(
-            endpoint_of(client), self.session, shared, self._changed, lambda _: self.session.user
-        )
+        settings: dict[str, Any] = {
+            "translate": translate if self.rewrite else None,
+            "max_in_flight": self.max_in_flight,
+        }
+        self.session = self.doors(self.ledger, self.counters, user="u", effects=shared.effects, **settings)
+        near = endpoint_of(client)
+        self.pair = ConnectionPair(near, self.session, shared, self._changed, lambda _: self.session.user)
         self.stack.callback(self.pair.close, None)
         self._broker = broker
         self.pair.start()
@@ -154,11 +121,9 @@ class Driven:
         return near, far
 
     def _take(self, far: socket.socket, into: bytearray) -> None:
-        try:
+        with suppress(BlockingIOError):
             while data := far.recv(1 << 16):
                 into += data
-        except BlockingIOError:
-            pass
 
     def drain(self) -> None:
         self._take(self.broker_far, self.to_broker)
@@ -167,15 +132,13 @@ class Driven:
     def feed(self, far: socket.socket, data: bytes) -> None:
         """Send it, and let the turns run, until all has been taken (or nothing is taken: muted)."""
         view = memoryview(data)
-        while view and not self.ended:
+        stuck = False
+        while view and not self.ended and not stuck:
             try:
                 view = view[far.send(view) :]
-                stuck = 0
             except BlockingIOError:
-                stuck = 1
+                stuck = True
             self.run()
-            if stuck:
-                break
         self.unsent = bytes(view)
 
     def run(self) -> None:
@@ -208,7 +171,6 @@ class Driven:
         self.drain()
 
     def state(self) -> Any:
-        """Whatever one can see of it."""
         session, pair = self.session, self.pair
         state, asks, answers = session.state, session.requests, session.responses
         time = state.request_time
@@ -244,10 +206,6 @@ class Driven:
         }  # fmt: skip
 
 
-def grant_of(one: FetchGrant) -> Any:
-    return one.throttle_ms, one.max_bytes, one.reserved, one.paced_ms
-
-
 PENDING = (
     "correlation_id", "api_key", "api_version", "sent_ms",
     "local_answer", "work_bytes", "kept_bytes",
@@ -257,17 +215,9 @@ PENDING = (
 def pending_of(one: InFlightRequest) -> Any:
     fields = {name: getattr(one, name) for name in PENDING}
     penalty = one.penalty
-    fields["penalty"] = penalty and (
-        penalty.kind,
-        penalty.delay_ms,
-        penalty.until_ms,
-        penalty.announced_until_ms,
-        penalty.charged,
-    )
-    fields["account"] = one.account.identity
-    fields["grant"] = None if one.grant is None else grant_of(one.grant)
-    fields["hook"] = one.hook is not None
-    return fields
+    times = penalty and (penalty.delay_ms, penalty.until_ms, penalty.announced_until_ms)
+    fields["penalty"] = penalty and (penalty.kind, times, penalty.charged)
+    return fields | {"account": one.account.identity, "grant": one.grant, "hook": one.hook is not None}
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 
 from tests.lab.kafka.ports import free_ports
 from tests.support.programs import program
 from tests.support.sidecars import Sidecar, get
+from tests.support.waiting import answered
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -35,12 +35,8 @@ def prometheus(running: Sidecar, folder: Path) -> Iterator[str]:
         "scrape_configs": [{"job_name": "kquota", "static_configs": [target]}],
     }
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    command = [
-        program("prometheus", "prometheus"),
-        f"--config.file={folder}/prometheus.yaml",
-        f"--storage.tsdb.path={folder}/data",
-    ]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
+    command = [program("prometheus", "prometheus"), f"--config.file={folder}/prometheus.yaml", "--log.level=warn"]
+    command += [f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{port}"]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
             yield f"http://127.0.0.1:{port}"
@@ -50,10 +46,7 @@ def prometheus(running: Sidecar, folder: Path) -> Iterator[str]:
 
 def value(url: str, query: str) -> float | None:
     """The value of the one series that a query gives; None if there is none yet, or Prometheus is not up yet."""
-    try:
-        answer = get(f"{url}/api/v1/query", params={"query": query})
-    except httpx.TransportError:
-        return None
-    found = answer.json()["data"]["result"] if answer.status_code == 200 else []
+    answer = answered(lambda: get(f"{url}/api/v1/query", params={"query": query}))
+    found = answer.json()["data"]["result"] if answer is not None and answer.status_code == 200 else []
     assert len(found) <= 1, found
     return float(found[0]["value"][1]) if found else None

@@ -11,7 +11,6 @@ CLIENT = ("203.0.113.7", 40_000)
 
 
 def v1(host: str = CLIENT[0], port: int = CLIENT[1]) -> bytes:
-    """Version 1, for a client over IPv4."""
     return f"PROXY TCP4 {host} 192.0.2.1 {port} 9092\r\n".encode()
 
 

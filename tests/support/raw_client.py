@@ -73,7 +73,6 @@ class RawClient:
         self._correlation_id = 0
 
     def frame(self, message: Any) -> bytes:
-        """A kafka-python request as a whole frame, with a correlation id of its own."""
         self._correlation_id += 1
         message.with_header(self._correlation_id, self.client_id)
         return bytes(message.encode(header=True, framed=True))
@@ -102,7 +101,6 @@ class RawClient:
         return struct.pack(">i", len(payload)) + payload
 
     def ask(self, message: Any, timeout_s: float | None = None) -> Frame:
-        """Send a kafka-python request, read the next frame, and decode it as the answer."""
         asked_at = self.send(self.frame(message))
         answer = self.read_frame(timeout_s)
         assert answer.correlation_id == self._correlation_id
@@ -114,16 +112,15 @@ class RawClient:
         """A topic's name and id; the broker creates it if it is new, and this waits until its leader takes requests."""
         from kafka.protocol.metadata import MetadataRequest
 
-        deadline = time.monotonic() + self.timeout_s
-        created = False
+        request = MetadataRequest(
+            version=10,
+            topics=[MetadataRequest.MetadataRequestTopic(topic_id=uuid.UUID(int=0), name=name)],
+            allow_auto_topic_creation=True,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        deadline, created = time.monotonic() + self.timeout_s, False
         while True:
-            request = MetadataRequest(
-                version=10,
-                topics=[MetadataRequest.MetadataRequestTopic(topic_id=uuid.UUID(int=0), name=name)],
-                allow_auto_topic_creation=True,
-                include_cluster_authorized_operations=False,
-                include_topic_authorized_operations=False,
-            )
             found = self.ask(request).message.topics[0]
             if found.error_code == 0 and all(partition.error_code == 0 for partition in found.partitions):
                 break
@@ -137,7 +134,6 @@ class RawClient:
         return Topic(name, found.topic_id)
 
     def _leads(self, name: str) -> bool:
-        """Whether the broker takes requests for partition 0 of a topic."""
         from kafka.protocol.consumer import ListOffsetsRequest
 
         topic = ListOffsetsRequest.ListOffsetsTopic
@@ -167,7 +163,6 @@ class RawClient:
 
 
 def decode(request: Any, payload: bytes) -> Any:
-    """The answer to a kafka-python request, from a frame's payload (header included)."""
     response = request.header.get_response_class()
     return response.decode(payload, version=request.API_VERSION, header=True)
 
@@ -176,9 +171,8 @@ def batch(values: Sequence[bytes]) -> bytes:
     """A record batch (format 2, not compressed) of these values without keys, of now: retention deletes old times."""
     from kafka.record import MemoryRecordsBuilder
 
-    builder = MemoryRecordsBuilder(
-        magic=2, compression_type=0, batch_size=sum(map(len, values)) + 1024 * len(values) + 1024
-    )
+    size = sum(map(len, values)) + 1024 * len(values) + 1024
+    builder = MemoryRecordsBuilder(magic=2, compression_type=0, batch_size=size)
     for value in values:
         assert builder.append(timestamp=int(time.time() * 1000), key=None, value=value, headers=[]) is not None
     builder.close()
@@ -189,21 +183,10 @@ def produce_message(version: int, topic: Topic, values: Sequence[bytes], *, acks
     """A Produce request of kafka-python with one batch, for partition 0."""
     from kafka.protocol.producer import ProduceRequest
 
-    data = ProduceRequest.TopicProduceData
-    return ProduceRequest(
-        version=version,
-        transactional_id=None,
-        acks=acks,
-        timeout_ms=30_000,
-        topic_data=[
-            data(
-                version=version,
-                name=topic.name,
-                topic_id=topic.id,
-                partition_data=[data.PartitionProduceData(version=version, index=0, records=batch(values))],
-            )
-        ],
-    )
+    cls = ProduceRequest.TopicProduceData
+    parts = [cls.PartitionProduceData(version=version, index=0, records=batch(values))]
+    data = [cls(version=version, name=topic.name, topic_id=topic.id, partition_data=parts)]
+    return ProduceRequest(version=version, transactional_id=None, acks=acks, timeout_ms=30_000, topic_data=data)
 
 
 def fetch_message(version: int, topic: Topic | None, *, offset: int = 0, session: tuple[int, int] = (0, -1)) -> Any:

@@ -14,7 +14,6 @@ from tests.support.session_tools import Cut, Driven, from_broker, from_client, r
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 HEAD = base64.urlsafe_b64encode(b'{"alg":"none"}').rstrip(b"=").decode()
-"""Of unsecured tokens."""
 
 
 def handshake(mechanism: str, version: int = 1, correlation_id: int = 1) -> bytes:
@@ -23,7 +22,6 @@ def handshake(mechanism: str, version: int = 1, correlation_id: int = 1) -> byte
 
 
 def handshake_response(error: int = 0, version: int = 1, correlation_id: int = 1) -> bytes:
-    """Its answer, with one mechanism."""
     return response(SASL_HANDSHAKE, version, correlation_id, struct.pack(">hih", error, 1, 5) + b"PLAIN")
 
 
@@ -53,7 +51,6 @@ def jws(claims: bytes, *, standard: bool = False, padding: str = "") -> str:
 
 
 def jwt(claims: dict[str, Any]) -> str:
-    """An unsecured JSON web token, as Kafka's own test validator takes."""
     head, body = (
         base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in ({"alg": "none"}, claims)
     )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import trustme
 
+from tests.support.web_server import Answering, serving
 from tests.support.webhook_tools import service_account
 
 TOKEN = "of the service account"
@@ -23,8 +23,6 @@ Json = dict[str, Any]
 
 @dataclass
 class ScriptedApi:
-    """What it holds and what it was asked."""
-
     objects: dict[str, Json] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     refuse: Callable[[str, str], int | None] = lambda method, path: None
@@ -35,14 +33,11 @@ class ScriptedApi:
     def put(self, path: str, **body: Any) -> None:
         """An object that is there; `path` is that of the real API."""
         *_, collection, name = path.split("/")
-        space = (
-            path.split("/namespaces/")[1].split("/")[0] if collection != "namespaces" and "/namespaces/" in path else ""
-        )
+        space = path.partition("/namespaces/")[2].partition("/")[0] if collection != "namespaces" else ""
         metadata = {"name": name, "namespace": space, "uid": f"uid of {name}", "resourceVersion": "1"}
         self.objects[path] = body | {"metadata": metadata | body.get("metadata", {})}
 
     def answer(self, method: str, target: str, body: Any) -> tuple[int, Json]:
-        """Status and object of an answer."""
         where = urlsplit(target)
         path, query = where.path, {key: value[0] for key, value in parse_qs(where.query).items()}
         self.asked.append((method, path))
@@ -54,9 +49,8 @@ class ScriptedApi:
             return 200, {"items": [one for one in self._of(path) if _selected(one, query)]}
         if method == "PATCH" and isinstance(body, list):
             for step in body[1:]:
-                self.objects[path]["webhooks"][int(step["path"].split("/")[2])]["clientConfig"]["caBundle"] = step[
-                    "value"
-                ]
+                hook = self.objects[path]["webhooks"][int(step["path"].split("/")[2])]
+                hook["clientConfig"]["caBundle"] = step["value"]
             return 200, self.objects[path]
         if method in ("PATCH", "PUT"):
             self.put(path, **body)
@@ -78,50 +72,33 @@ class ScriptedApi:
 
 def _selected(one: Json, query: dict[str, str]) -> bool:
     label, _, value = query.get("labelSelector", "").partition("=")
-    name = query.get("fieldSelector", "").partition("=")[2]
-    return (not label or one["metadata"].get("labels", {}).get(label) == value) and (
-        not name or one["metadata"]["name"] == name
-    )
+    name, about = query.get("fieldSelector", "").partition("=")[2], one["metadata"]
+    return (not label or about.get("labels", {}).get(label) == value) and name in ("", about["name"])
 
 
 @contextmanager
 def scripted_api(folder: Path) -> Iterator[ScriptedApi]:
-    """It, over HTTPS on a port of the loopback."""
     api = ScriptedApi()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(Answering):
         protocol_version = "HTTP/1.1"
 
         def _do(self) -> None:
-            length = int(self.headers.get("content-length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
+            body = json.loads(self.body() or b"null")
             if self.headers["authorization"] != f"Bearer {TOKEN}":
                 status, found = 401, {"kind": "Status", "message": "Unauthorized"}
             else:
                 status, found = api.answer(self.command, self.path, body)
-            data = json.dumps(found).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            self.answer(status, json.dumps(found).encode())
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _do  # noqa: N815
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing on stderr."""
 
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     api.url = f"https://127.0.0.1:{server.server_address[1]}"
     api.account = service_account(folder, authority.cert_pem.bytes().decode(), TOKEN)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with serving(server):
         yield api
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -48,19 +48,15 @@ class ScriptedBroker:
 
     handler: Handler
     node_port: int = 0
-    """Port that it names as its own in Metadata."""
     received: list[bytes] = field(default_factory=list)
     streams: list[trio.SocketStream] = field(default_factory=list)
     accepted: int = 0
-    """Connections made to it."""
     tls: ssl.SSLContext | None = None
-    """It is spoken to by TLS."""
     offered: dict[int, tuple[int, int]] = field(default_factory=lambda: {METADATA: (0, 13), API_VERSIONS: (0, 4)})
     """API key -> (lowest, highest version) of the APIs that it offers."""
     cluster_id: str = "scripted"
     node_id: int = 1
     others: list[tuple[int, int]] = field(default_factory=list)
-    """Node ids and ports of the cluster's other brokers."""
     asked: list[tuple[str, int]] = field(default_factory=list)
     """(cluster id, node id) that it was asked to be (ApiVersions 5)."""
 
@@ -80,11 +76,9 @@ class ScriptedBroker:
     async def serve_quietly(self, stream: trio.SocketStream) -> None:
         """As `serve`; that the sidecar hangs up in the middle is part of some tests."""
         self.accepted += 1
+        secured = self.tls and trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True)
         with suppress(trio.BrokenResourceError):
-            if self.tls is None:
-                await self.serve(stream)
-            else:
-                await self.serve(trio.SSLStream(stream, self.tls, server_side=True, https_compatible=True))
+            await self.serve(secured or stream)
 
     async def serve(self, stream: Any) -> None:
         async with stream:
@@ -92,9 +86,9 @@ class ScriptedBroker:
                 if frame_api(frame) == API_VERSIONS and b"kquota" in frame[:30]:
                     await stream.send_all(self.versions(frame))
                 elif frame_api(frame) == METADATA and b"kquota" in frame[:30]:
-                    await stream.send_all(self.metadata(frame))
-                    if not self.metadata(frame):
+                    if not (answer := self.metadata(frame)):
                         return
+                    await stream.send_all(answer)
                 elif self.handler is flood_reader:
                     self.streams.append(stream)
                     await trio.sleep_forever()
@@ -106,11 +100,8 @@ class ScriptedBroker:
         """What it offers; in the layout of version 0 where the version that is asked for is not among it (KIP-511)."""
         version, number = (int.from_bytes(frame[at : at + size], "big") for at, size in ((6, 2), (8, 4)))
         known = self.offered[API_VERSIONS][0] <= version <= self.offered[API_VERSIONS][1]
-        keys = [
-            {"api_key": key, "min_version": low, "max_version": high}
-            for key, (low, high) in self.offered.items()
-            if known or key == API_VERSIONS
-        ]
+        offered = self.offered if known else {API_VERSIONS: self.offered[API_VERSIONS]}
+        keys = [{"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in offered.items()]
         error = 0 if known else UNSUPPORTED_VERSION
         if version == 5 and known:
             wanted, node_id = frame[frame.rindex(b"\x020") + 2 : -5], int.from_bytes(frame[-5:-1], "big", signed=True)
@@ -127,10 +118,8 @@ class ScriptedBroker:
         version, number = (int.from_bytes(frame[at : at + size], "big") for at, size in ((6, 2), (8, 4)))
         if not self.offered[METADATA][0] <= version <= self.offered[METADATA][1]:
             return b""
-        brokers = [
-            {"node_id": number, "host": "127.0.0.1", "port": port, "rack": None}
-            for number, port in [(self.node_id, self.node_port), *self.others]
-        ]
+        nodes = [(self.node_id, self.node_port), *self.others]
+        brokers = [{"node_id": node, "host": "127.0.0.1", "port": port, "rack": None} for node, port in nodes]
         result = {"brokers": brokers, "controller_id": 1, "topics": []}
         result |= {"cluster_id": self.cluster_id} if version >= 2 else {}
         return kafka_python_frame(_kafka_python("MetadataResponse"), version, number, **result)
@@ -163,16 +152,12 @@ def proxy_before(
     interceptors: Interceptors = NO_INTERCEPTORS,
     listen_host: str = "127.0.0.1",
     loop: EventLoop | None = None,
-    **settings: Any,
+    **more: Any,
 ) -> Proxy:
     """A proxy on free ports, not served yet; without a ledger, one that limits nothing."""
     port, first = free_ports(2)
-    return Proxy(
-        ProxySettings(listen_host, port, range(first, first + 4), bootstrap, **settings),
-        ledger or Ledger(QuotaTable()),
-        interceptors=interceptors,
-        loop=loop,
-    )
+    settings = ProxySettings(listen_host, port, range(first, first + 4), bootstrap, **more)
+    return Proxy(settings, ledger or Ledger(QuotaTable()), interceptors=interceptors, loop=loop)
 
 
 @asynccontextmanager
@@ -207,7 +192,6 @@ async def through(
 
 
 _clients: list[trio.SocketStream] = []
-"""Open clients of the running test; closed at its end."""
 
 
 @asynccontextmanager
@@ -226,7 +210,6 @@ async def drained(proxy: Proxy) -> None:
 
 @asynccontextmanager
 async def background(run: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """Something that runs until the block ends."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
         yield
@@ -234,7 +217,6 @@ async def background(run: Callable[[], Awaitable[object]]) -> AsyncIterator[None
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until something in this process is so; every test has a time limit."""
     while not condition():  # noqa: ASYNC110 - what is watched sets no event
         await trio.sleep(0.01)
 
@@ -248,14 +230,12 @@ async def really(condition: Callable[[], object]) -> None:
 
 
 async def connect(proxy: Proxy, first: bytes = b"") -> trio.SocketStream:
-    """A client, which has sent these bytes."""
     _clients.append(await trio.open_tcp_stream("127.0.0.1", proxy.port))
     await _clients[-1].send_all(first)
     return _clients[-1]
 
 
 async def exchange(stream: trio.abc.Stream, request: bytes) -> bytes | None:
-    """The next response."""
     await stream.send_all(request)
     return await read_frame(stream)
 

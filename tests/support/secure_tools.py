@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,13 +16,11 @@ from tests.support.sasl_tools import jwt
 PASSWORDS: Final = {"alice": "pw-alice-8d1f", "bob": "pw-bob-51c7", "kquota": "pw-kquota-9e02"}
 """All users; by PLAIN and SCRAM. `kquota` is the sidecar's own, a super user."""
 CLOSED: Final = "closed-"
-"""Only super users may do anything with topics whose names begin so."""
 REAUTH_MS: Final = 8000
 """Clients of the listener SASL_REAUTH have to log in again that often (KIP-368)."""
 
 
 def security(authority: Authority) -> BrokerSecurity:
-    """How the secured cluster is configured."""
     return BrokerSecurity(
         PASSWORDS,
         (
@@ -51,21 +49,14 @@ def allow_all_but_closed(cluster: KafkaCluster) -> None:
     from kafka.admin import ACLResourcePatternType as PatternType
 
     def acl(permission: ACLPermissionType, kind: ResourceType, name: str, how: PatternType) -> ACL:
-        pattern = ResourcePattern(kind, name, how)
-        return ACL("User:*", "*", ACLOperation.ALL, permission, pattern)
+        return ACL("User:*", "*", ACLOperation.ALL, permission, ResourcePattern(kind, name, how))
 
-    allow, deny = ACLPermissionType.ALLOW, ACLPermissionType.DENY
-    acls = [
-        acl(allow, kind, "*", PatternType.LITERAL)
-        for kind in (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
-    ]
-    acls.append(acl(deny, ResourceType.TOPIC, CLOSED, PatternType.PREFIXED))
-    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap)
-    try:
+    kinds = (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+    acls = [acl(ACLPermissionType.ALLOW, kind, "*", PatternType.LITERAL) for kind in kinds]
+    acls.append(acl(ACLPermissionType.DENY, ResourceType.TOPIC, CLOSED, PatternType.PREFIXED))
+    with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap)) as admin:
         result = admin.create_acls(acls)
-        assert not result["failed"], result
-    finally:
-        admin.close()
+    assert not result["failed"], result
 
 
 def token(user: str, **claims: object) -> str:
@@ -87,17 +78,11 @@ def login(
     client: str, mechanism: str, user: str, secret: str, protocol: str = "SASL_PLAINTEXT", authority: Path | None = None
 ) -> dict[str, Any]:
     """Settings of a client of tests/support/clients.py, as it spells them; `secret` is a password or a token."""
-    settings = _LOGINS[client](mechanism, user, secret) | {_PROTOCOL_SETTING[client]: protocol}
+    name = "security_protocol" if client in ("kafka-python", "aiokafka") else "security.protocol"
+    settings = _LOGINS[client](mechanism, user, secret) | {name: protocol}
     return settings if authority is None else settings | _TRUSTS[client](authority)
 
 
-_PROTOCOL_SETTING: Final = {
-    "kafka-python": "security_protocol",
-    "aiokafka": "security_protocol",
-    "confluent-kafka": "security.protocol",
-    "java-console": "security.protocol",
-    "java-perf": "security.protocol",
-}
 _TRUSTS: Final[dict[str, Callable[[Path], dict[str, Any]]]] = {
     "kafka-python": lambda file: {"ssl_cafile": str(file)},
     "aiokafka": lambda file: {"ssl_context": ssl.create_default_context(cafile=file)},

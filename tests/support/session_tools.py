@@ -61,7 +61,6 @@ def kio_message(name: str, version: int, kind: str) -> Any:
 
 
 def encode(message: Any) -> bytes:
-    """The body of a kio message."""
     sink = io.BytesIO()
     entity_writer(type(message))(sink, message)
     return sink.getvalue()
@@ -96,35 +95,18 @@ def fetch_body(
     """A consumer's FetchRequest for one topic: partition -> fetch offset."""
     kio = kio_message("fetch", version, "request")
     name: dict[str, Any] = {"topic_id": TOPIC_ID} if version >= 13 else {"topic": "t"}
-    offsets = partitions or {}
-    topics = (
-        (
-            kio.FetchTopic(
-                **name,
-                partitions=tuple(
-                    kio.FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20)
-                    for index, offset in offsets.items()
-                ),
-            ),
-        )
-        if offsets
-        else ()
+    places = tuple(
+        kio.FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20)
+        for index, offset in (partitions or {}).items()
     )
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"topics": (kio.FetchTopic(**name, partitions=places),) if places else ()}
     if version < 15:
         more["replica_id"] = -1
     if version >= 7:
         more |= {"session_id": session_id, "session_epoch": epoch}
         more["forgotten_topics_data"] = (kio.ForgottenTopic(**name, partitions=forget),) if forget else ()
-    return encode(
-        kio.FetchRequest(
-            max_wait=datetime.timedelta(milliseconds=500),
-            min_bytes=min_bytes,
-            max_bytes=max_bytes,
-            topics=topics,
-            **more,
-        )
-    )
+    wait = datetime.timedelta(milliseconds=500)
+    return encode(kio.FetchRequest(max_wait=wait, min_bytes=min_bytes, max_bytes=max_bytes, **more))
 
 
 def ledger(
@@ -134,18 +116,10 @@ def ledger(
     fetch_rate: float | None = None,
     request_percentage: float | None = None,
 ) -> Ledger:
-    """A ledger in which every client-id has the given limits."""
-    entries = []
-    if produce_rate or fetch_rate or request_percentage:
-        entries = [
-            Entry(
-                client_id=DEFAULT,
-                request_percentage=request_percentage,
-                producer_byte_rate=produce_rate,
-                consumer_byte_rate=fetch_rate,
-            )
-        ]
-    return Ledger(QuotaTable(entries), smooth=smooth)
+    limits: dict[str, Any] = {
+        "producer_byte_rate": produce_rate, "consumer_byte_rate": fetch_rate, "request_percentage": request_percentage
+    }  # fmt: skip
+    return Ledger(QuotaTable([Entry(client_id=DEFAULT, **limits)] if any(limits.values()) else []), smooth=smooth)
 
 
 def kafka_ledger(*entries: Entry, num_samples: int = 11, window_ms: int = 1000) -> Ledger:
@@ -176,7 +150,6 @@ def acted(
 
 
 def identities(of: Ledger) -> set[tuple[str, str]]:
-    """User and client-id of each account in the ledger."""
     return {account.identity for account in of.accounts()}
 
 
@@ -261,12 +234,10 @@ class Driven(Session):
         self.carry_out(self.on_identity(user, now_ms), now_ms)
 
     def taken(self) -> bytes:
-        """What was sent to the broker since the last look."""
         sent, self.up = bytes(self.up), bytearray()
         return sent
 
     def seen(self) -> bytes:
-        """What was sent to the client since the last look."""
         sent, self.down = bytes(self.down), bytearray()
         return sent
 

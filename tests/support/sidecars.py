@@ -73,9 +73,7 @@ class Sidecar:
         until(lambda: self._changes() > before)
 
     def _changes(self) -> int:
-        """Reloads that changed anything."""
-        lines = self.log.read_text().splitlines()
-        return sum('"message": "configuration reloaded"' in line and '"changed": true' in line for line in lines)
+        return sum(line["changed"] for line in self.logged("configuration reloaded"))
 
     @property
     def port(self) -> int:
@@ -91,14 +89,10 @@ class Sidecar:
         return samples_of(self.metrics())
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples of this name whose labels include these; 0 if there is none."""
         # Only lines of this name are parsed: all of them take a hundred times as long, again and again where one waits.
-        lines = [line for line in self.metrics().split("\n") if line.startswith((name + "{", name + " "))]
-        return sum(
-            sample.value
-            for sample in samples_of("".join(f"{line}\n" for line in lines))
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        lines = [f"{line}\n" for line in self.metrics().split("\n") if line.startswith((name + "{", name + " "))]
+        samples = (one for one in samples_of("".join(lines)) if one.name == name)
+        return sum(one.value for one in samples if labels.items() <= one.labels.items())
 
     def logged(self, message: str) -> list[dict[str, Any]]:
         lines = (json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{"))
@@ -139,10 +133,10 @@ def sidecar(
     """Start `kquota run` and wait until /readyz says yes, or no and why; at the end SIGTERM must make it exit 0."""
     port, admin_port = free_ports(2)
     first = free_port_run(broker_ports, avoid={port, admin_port})
+    own = {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + broker_ports - 1}"}
     config = {
         "mode": "rewrite",
-        "listen": {"host": "127.0.0.1", "port": port, "broker_ports": f"{first}-{first + broker_ports - 1}"}
-        | dict(listen or {}),
+        "listen": own | dict(listen or {}),
         "upstream": {"bootstrap": list(bootstrap)},
         "quotas": dict(quotas) if isinstance(quotas, Mapping) else [dict(quota) for quota in quotas],
         "admin": {"host": "127.0.0.1", "port": admin_port},
@@ -183,7 +177,6 @@ def _start(before: Sequence[str] | None, config: Path, log: Path) -> GuardedProc
 
 
 def wait_ready(running: Sidecar, not_ready: str | None = None) -> None:
-    """Until /readyz says yes, or no and why."""
     deadline = time.monotonic() + READY_LIMIT_S
     while True:
         assert running.process.poll() is None, running.log.read_text()

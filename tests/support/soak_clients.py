@@ -37,8 +37,6 @@ WORK_LIMIT_S = 5
 
 @dataclass
 class Churn:
-    """What the clients have seen so far."""
-
     bootstrap: str
     seed: int
     visits: Counter[str] = field(default_factory=Counter)
@@ -46,15 +44,12 @@ class Churn:
     """Visits that ended in an error of the client: they are allowed to, faults strike all the time."""
     stop: threading.Event = field(default_factory=threading.Event)
     broken: list[str] = field(default_factory=list)
-    """Errors of these programs themselves."""
 
 
 Visit = Callable[[Churn, random.Random], None]
 
 
 def loaded(client: Client, **settings: Any) -> Visit:
-    """A little work of this client's."""
-
     def visit(churn: Churn, dice: random.Random) -> None:
         records, size = dice.choice([1, 10, 300]), dice.choice([50, 2000])
         load = Load([churn.bootstrap], dice.choice(TOPICS), dice.choice(NAMES), records, size, WORK_LIMIT_S, settings)
@@ -66,7 +61,6 @@ def loaded(client: Client, **settings: Any) -> Visit:
 
 
 def librdkafka_admin(churn: Churn, dice: random.Random) -> None:
-    """A topic is made, described and deleted."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": churn.bootstrap, "client.id": dice.choice(NAMES)} | IMPATIENT)

@@ -19,7 +19,6 @@ JAR_TIME_S: Final = 1_577_836_800
 
 @cache
 def spark_archive() -> Path | None:
-    """Where the archive for this Java and this Spark is, or would be; None without one of the two."""
     home = os.environ.get("JAVA_HOME")
     java = Path(home) / "bin" / "java" if home else Path(shutil.which("java") or "java")
     found = jars()
@@ -27,7 +26,6 @@ def spark_archive() -> Path | None:
 
 
 def jars() -> list[Path]:
-    """Spark's jars; none if it is not installed."""
     spark = find_spec("pyspark")
     return [] if spark is None or spark.origin is None else sorted((Path(spark.origin).parent / "jars").glob("*.jar"))
 
@@ -60,7 +58,6 @@ def learn(archive: Path) -> None:
 
 
 def make() -> None:
-    """Make it if it is not there; other processes wait meanwhile."""
     for jar in jars():
         if jar.stat().st_mtime != JAR_TIME_S:
             os.utime(jar, (JAR_TIME_S, JAR_TIME_S))

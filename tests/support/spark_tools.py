@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from analysis.session import SMALL, before_spark_4
 from quota.record import Row, to_line
 from tests.support.spark_archive import quick_jvm
 from tests.support.usage_rows import build
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 not_before_4 = pytest.mark.skipif(before_spark_4(), reason="Spark 3.5 cannot (docs/analysis.md)")
 Make = Callable[..., tuple[str, Path]]
@@ -70,5 +74,21 @@ def floats(row: dict[str, str], *names: str) -> list[float]:
 
 
 def json_lines(directory: Path) -> list[dict[str, Any]]:
-    """All rows below a directory that Spark wrote as JSON."""
     return [json.loads(line) for path in sorted(directory.rglob("*.json")) for line in path.read_text().splitlines()]
+
+
+@contextmanager
+def watched(spark: SparkSession) -> Iterator[list[str]]:
+    """The physical plans, as they were at last, of all queries that run in the block; filled when it is over."""
+    plans: list[str] = []
+    before = {one.executionId() for one in _executions(spark)}
+    yield plans
+    core: Any = spark.sparkContext._jsc.sc()
+    core.listenerBus().waitUntilEmpty()
+    plans += [one.physicalPlanDescription() for one in _executions(spark) if one.executionId() not in before]
+
+
+def _executions(spark: SparkSession) -> list[Any]:
+    session: Any = spark._jsparkSession
+    found = session.sharedState().statusStore().executionsList()
+    return [found.apply(index) for index in range(found.size())]

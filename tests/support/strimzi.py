@@ -21,4 +21,3 @@ items:
     metadata: {name: topic}
 ---
 """
-"""Two users with quotas, of whom one logs in by certificate; one without; something else."""

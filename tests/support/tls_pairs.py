@@ -18,7 +18,6 @@ from tests.support.certificates import Authority, Issued
 from tests.support.openssl_peer import Peer
 
 IMPLEMENTATIONS: Final = {"python": Context} | ({} if channel.CONTEXT is Context else {"openssl": channel.CONTEXT})
-"""Who does TLS, of those that are here."""
 
 
 @contextmanager
@@ -41,7 +40,6 @@ class Pair:
     near: socket.socket
     """What our end is connected to: what it has sent is read here."""
     far: socket.socket
-    """What their end is connected to."""
 
     def carry(self, random_: random.Random | None = None, piece: int = 65_536) -> int:
         """Pass on what either has sent, in pieces of at most so many bytes; how many bytes that were."""
@@ -60,7 +58,6 @@ class Pair:
             pass
 
     def all_of_theirs(self) -> bytes:
-        """What their end finds."""
         found = bytearray()
         with suppress(ssl.SSLWantReadError):
             while part := self.theirs.recv(65_536):
@@ -69,8 +66,6 @@ class Pair:
 
 
 class Contexts(NamedTuple):
-    """Of both ends."""
-
     ours: dict[str, Context]
     """A server's, as the sidecar makes it, by who does TLS (`IMPLEMENTATIONS`)."""
     theirs: ssl.SSLContext
@@ -97,7 +92,6 @@ def shake_hands(*ends: TlsSocket | ssl.SSLSocket | Peer, carry: Callable[[], obj
 
 @contextmanager
 def over_tcp(both: Contexts, by: str) -> Iterator[tuple[TlsSocket, ssl.SSLSocket]]:
-    """Our end and theirs after the handshake, over a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         far = socket.create_connection(listener.getsockname())
         near, _ = listener.accept()

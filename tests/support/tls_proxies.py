@@ -16,7 +16,6 @@ from tests.support.certificates import Authority, Issued
 def client_context(
     issuer: Authority, issued: Issued | None = None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> ssl.SSLContext:
-    """Of a client that trusts `issuer`, with a certificate of its own if there is one, up to this version."""
     context = ssl.create_default_context(cafile=issuer.certificate)
     context.maximum_version = version
     if issued is not None:
@@ -25,7 +24,6 @@ def client_context(
 
 
 def broker_context(issued: Issued, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
-    """Of a broker with this certificate, up to this version."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.maximum_version = version
     context.load_cert_chain(issued.chain, issued.key)
@@ -41,7 +39,6 @@ def tls_on(issuer: Authority, host: Issued, *, by_client: bool, by_broker: bool)
 
 
 async def connect(proxy: Proxy, context: ssl.SSLContext | None) -> trio.abc.Stream:
-    """A client's connection, with TLS if there is a context."""
     plain = await trio.open_tcp_stream("127.0.0.1", proxy.port)
     if context is None:
         return plain

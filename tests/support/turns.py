@@ -12,8 +12,6 @@ Result = TypeVar("Result")
 
 
 class Watch:
-    """The CPU time of each call that it makes."""
-
     def __init__(self) -> None:
         self.took_s: list[float] = []
 

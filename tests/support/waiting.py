@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 import httpx
 
 LIMIT_S: Final = 60.0
 """Long: a condition that is met ends the wait, and a busy machine may take its time."""
 POLL_S: Final = 0.02
+Answer = TypeVar("Answer")
 
 
 def until(condition: Callable[[], Any], message: str | Callable[[], str] = "", limit_s: float = LIMIT_S) -> Any:
@@ -29,9 +32,20 @@ def until_serving(condition: Callable[[], Any], process: subprocess.Popen[str]) 
 
     def met() -> Any:
         assert process.poll() is None, process.stdout.read() if process.stdout else ""
-        try:
-            return condition()
-        except httpx.HTTPError:
-            return None
+        return answered(condition)
 
     until(met)
+
+
+def answered(ask: Callable[[], Answer]) -> Answer | None:
+    """What a question over HTTP brings; None while nothing answers."""
+    try:
+        return ask()
+    except httpx.HTTPError:
+        return None
+
+
+def listens(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False

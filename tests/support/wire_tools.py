@@ -119,7 +119,6 @@ def _scalar(hint: Any, rng: random.Random) -> Any:
 
 
 def kio_frame(message: Any, correlation_id: int = 0x0A0B0C0D, client_id: str | None = "client-ß") -> bytes:
-    """A whole frame: size, header of the version that kio says, body."""
     out = io.BytesIO()
     header_class = message.__header_schema__
     if message.__type__ is EntityType.request:

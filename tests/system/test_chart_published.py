@@ -12,16 +12,17 @@ import yaml
 
 from tests.lab import chart_package as package
 from tests.lab.chart import CHART
-from tests.support.chart_readme import README, readme
 from tests.support.chart_tools import (
     KUSTOMIZE,
     NEWEST,
+    README,
     ROOT,
     documents,
     helm,
     helm_executable,
     kubectl_executable,
     of_kind,
+    readme,
 )
 
 

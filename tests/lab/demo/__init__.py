@@ -43,10 +43,7 @@ def main(seconds: int, plain: bool, usage: Path | None = None) -> int:
         try:
             usage.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            console.print(
-                f"[bold red]error:[/] --usage {escape(visible(str(usage)))}: {error.strerror}", soft_wrap=True
-            )
-            return 2
+            return _failed(console, f"--usage {usage}: {error.strerror}", 2)
     with Interrupts() as interrupts:
         try:
             return _demo(console, seconds, plain, interrupts, usage)
@@ -54,8 +51,12 @@ def main(seconds: int, plain: bool, usage: Path | None = None) -> int:
             console.print("Stopped: clients, sidecars and broker are gone.")
             return interrupts.exit_code
         except (DemoError, EmbeddedKafkaError) as error:
-            console.print(f"[bold red]error:[/] {escape(visible(str(error), lines=True))}", soft_wrap=True)
-            return 1
+            return _failed(console, str(error), 1)
+
+
+def _failed(console: Console, message: str, code: int) -> int:
+    console.print(f"[bold red]error:[/] {escape(visible(message, lines=True))}", soft_wrap=True)
+    return code
 
 
 def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts, usage: Path | None) -> int:
@@ -87,21 +88,17 @@ def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts, u
 
 
 def _show_live(console: Console, stage: Stage, seconds: int, interrupts: Interrupts) -> list[Track]:
-    """The live view; it vanishes at the end and leaves room for the summary."""
     tracks: list[Track] = []
     with Live(console=console, auto_refresh=False, transient=True) as live:
         for second, tracks in stage.run(seconds, interrupts):
-            shown_of = max(seconds, second)
-            live.update(view.live(tracks, stage.title, second, shown_of, console.width), refresh=True)
+            live.update(view.live(tracks, stage.title, second, max(seconds, second), console.width), refresh=True)
     return tracks
 
 
 def _show_plain(console: Console, stage: Stage, seconds: int, interrupts: Interrupts) -> list[Track]:
-    """Lines for a log: each client every two seconds, and an explanation whenever it changes."""
     say: Callable[[str], None] = partial(console.print, soft_wrap=True, markup=False)
     say(stage.title)
-    explained = ""
-    due = 0.0
+    explained, due = "", 0.0
     tracks: list[Track] = []
     for second, tracks in stage.run(seconds, interrupts):
         if second < due and second != seconds:
@@ -109,8 +106,8 @@ def _show_plain(console: Console, stage: Stage, seconds: int, interrupts: Interr
         due += PLAIN_EVERY_S
         if explained != (explained := view.explanation(tracks, second)):
             say(explained)
-        for line in view.plain_lines(tracks, second):
-            say(line)
+        for track in tracks:
+            say(view.plain_line(track, second))
     return tracks
 
 

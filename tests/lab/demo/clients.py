@@ -35,8 +35,6 @@ class Task:
 
 
 class Tally:
-    """What a client has seen so far; written by the library's threads, reported by one of its own."""
-
     def __init__(self, version: str, refresh: Callable[[Tally], None] | None = None) -> None:
         """Say that the client is connected, wait for the sign to start, and report from then on."""
         self.moved = 0
@@ -50,7 +48,6 @@ class Tally:
         threading.Thread(target=self._report, args=(refresh,), daemon=True).start()
 
     def add(self, problem: object = None, size: int = RECORD_BYTES) -> None:
-        """Count a record: what was wrong with it, or its bytes."""
         with self._lock:
             if problem is None:
                 self.moved += size
@@ -59,7 +56,6 @@ class Tally:
                 self.problem = f"{type(problem).__name__}: {problem}"
 
     def throttled(self, throttle_ms: float) -> None:
-        """Record a throttle time that the library reported."""
         if throttle_ms > 0:
             self.throttle_max_ms = max(self.throttle_max_ms or 0.0, throttle_ms)
 
@@ -81,7 +77,6 @@ def say(**message: object) -> None:
 
 
 def waits(wanted: float | None) -> Iterator[float]:
-    """Seconds to wait before each record."""
     assert wanted is not None
     due = time.monotonic()
     while True:
@@ -147,7 +142,6 @@ def _librdkafka(task: Task, tallies: list[Tally]) -> dict[str, Any]:
 
 
 def librdkafka_producer(task: Task) -> None:
-    """A modest steady rate."""
     import confluent_kafka
 
     tallies: list[Tally] = []

@@ -24,8 +24,6 @@ NOW_S = 2.0
 
 @dataclass(slots=True)
 class Track:
-    """One client's reports since the common start, and what the sidecar reports about it."""
-
     plan: DemoClient
     began: float
     """The common start, in seconds of the monotonic clock."""
@@ -34,15 +32,12 @@ class Track:
     client_throttle_max_ms: float | None = None
     """The longest throttle time that the library reported; None: it reports none."""
     throttles: int = 0
-    """Delays that the sidecar imposed."""
     held_ms: float = 0.0
-    """Their sum."""
     last_throttle_ms: float = 0.0
     """The latest delay (the mean, if there were several between two queries of the sidecar)."""
     share: float | None = None
     """The part of a fleet's limit that its sidecar may use, as a fraction."""
     muted: bool = False
-    """The sidecar is not reading from it right now."""
     _at: list[float] = field(default_factory=lambda: [0.0])
     _moved: list[float] = field(default_factory=lambda: [0.0])
 
@@ -56,7 +51,6 @@ class Track:
         self.client_throttle_max_ms = tally["throttle_max_ms"]
 
     def note_sidecar(self, throttles: int, held_ms: float, muted: bool, share: float | None = None) -> None:
-        """Take over the sidecar's totals."""
         if throttles > self.throttles:
             self.last_throttle_ms = (held_ms - self.held_ms) / (throttles - self.throttles)
         self.throttles, self.held_ms, self.muted, self.share = throttles, held_ms, muted, share
@@ -81,24 +75,20 @@ class Track:
         return (self.moved_by(end) - self.moved_by(begin)) / (end - begin) if end > begin else 0.0
 
     def now(self) -> float:
-        """The rate over the last two reported seconds."""
         return self.rate(self._at[-1] - NOW_S, self._at[-1])
 
     def average(self) -> float:
         return self.rate(0.0, self._at[-1])
 
     def history(self, columns: int, until: float) -> list[float]:
-        """The rate in each of `columns` equal stretches from the start until then, for a small graph."""
         step = until / columns
         return [self.rate(column * step, (column + 1) * step) for column in range(columns)]
 
 
 STEP_S = 0.25
-"""Interval of the clients' reports."""
 
 
 def is_long_enough(seconds: float) -> bool:
-    """Whether a run of this many seconds has a meaningful steady phase."""
     return seconds >= STEADY_FROM_S + STEADY_AT_LEAST_S
 
 

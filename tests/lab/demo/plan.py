@@ -21,7 +21,6 @@ cent more than the records, and what is buffered in the client counts as well.""
 LONGER_S = 15
 """A run becomes up to this much longer if a busy machine needs longer for the first window."""
 STEADY_AT_LEAST_S = 4
-"""A shorter steady phase is meaningless: single requests are worth tenths of a second."""
 TOLERANCE = 0.10
 """How far from its limit (or its own target) a client may be in the steady phase."""
 
@@ -35,16 +34,12 @@ class DemoClient:
     client_id: str
     library: str
     manner: str
-    """One word for its character."""
     role: Literal["producer", "consumer"]
     program: str
-    """Function in clients.py."""
     topic: str
     limit: float | None
     wanted: float | None
-    """The rate that it attempts; None: as fast as it can."""
     sidecar: int = 0
-    """The demo's sidecar that it connects to."""
     shared: bool = False
     """The limit is the fleet's: all clients with this client-id share it, through whichever sidecar they connect."""
 

@@ -65,17 +65,14 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """The signal that came first."""
         self.raising = True
         self._before: dict[signal.Signals, Any] = {}
 
     @property
     def exit_code(self) -> int:
-        """As in shells: 128 + signal (130 for Ctrl-C)."""
         return 128 + (self.number or 0)
 
     def check(self) -> None:
-        """Raise Interrupted if a signal has come."""
         if self.number is not None:
             raise Interrupted
 
@@ -96,7 +93,6 @@ class Interrupts:
 
 
 def _tail(title: str, log: Path) -> str:
-    """The end of a child's log, as a further paragraph of a message."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     return f"\n--- {title}:\n" + ("\n".join(lines[-TAIL_LINES:]) if lines else "(it wrote nothing)")
 
@@ -132,14 +128,12 @@ class Client:
         return self._output
 
     def go(self) -> None:
-        """Start a client that is ready."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: messages() will report it
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What it has written since the last call."""
         while True:
             try:
                 received = os.read(self._output, 1 << 16)
@@ -154,7 +148,6 @@ class Client:
 
 
 def _stop_all(clients: list[Client]) -> None:
-    """All at once, by SIGKILL if need be."""
     for client in clients:
         client.process.terminate()
     for client in clients:
@@ -169,12 +162,11 @@ def configuration(
     plans: Sequence[DemoClient], upstream: Sequence[str], listen: int, admin: int, key: Path, usage: Path | None = None
 ) -> dict[str, Any]:
     """The configuration file's content: rewrite mode on 127.0.0.1, and one entry for each client-id with a limit."""
-    quotas = {
-        plan.client_id: {"client-id": plan.client_id, plan.quota_name: int(plan.limit)}
-        | ({"scope": "fleet"} if plan.shared else {})
-        for plan in plans
-        if plan.limit
-    }
+    quotas: dict[str, dict[str, Any]] = {}
+    for plan in plans:
+        if plan.limit:
+            scope = {"scope": "fleet"} if plan.shared else {}
+            quotas[plan.client_id] = {"client-id": plan.client_id, plan.quota_name: int(plan.limit)} | scope
     export = {} if usage is None else {"export": {"directory": str(usage.absolute()), "interval_s": USAGE_INTERVAL_S}}
     return {
         "mode": "rewrite",
@@ -226,11 +218,9 @@ class DemoSidecar:
         for plan in self._plans:
             kind = Kind.PRODUCE.value if plan.role == "producer" else Kind.FETCH.value
             if (group := groups.get((plan.client_id, kind))) is not None:
-                share = None if group["fleet"] is None else group["fleet"]["share"]
-                totals = group["totals"]
-                tracks[plan.name].note_sidecar(
-                    totals["throttled"], totals["throttle_ms"], plan.client_id in muted, share
-                )
+                share, totals = (group["fleet"] or {}).get("share"), group["totals"]
+                muted_now = plan.client_id in muted
+                tracks[plan.name].note_sidecar(totals["throttled"], totals["throttle_ms"], muted_now, share)
 
     def _ask(self, path: str) -> Any:
         """The JSON answer of the admin port; None for no answer or another status than 200."""
@@ -246,19 +236,23 @@ class DemoSidecar:
 class Stage:
     """Broker, sidecars and clients, connected and waiting for the sign to start."""
 
-    def __init__(self, cluster: KafkaCluster, sidecars: Sequence[DemoSidecar], clients: Sequence[Client]) -> None:
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        sidecars: Sequence[DemoSidecar],
+        clients: Sequence[Client],
+        selector: selectors.BaseSelector,
+    ) -> None:
         self._sidecars = sidecars
         self._clients = clients
-        self._selector = selectors.DefaultSelector()
+        self._selector = selector
         for client in clients:
             self._selector.register(client, selectors.EVENT_READ, client)
         self.versions: dict[str, str] = {}
         """Library version by the client's name, for those that are ready."""
-        self.title = (
-            f"{len(clients)} clients → {len(sidecars)} kquota sidecars "
-            f"{', '.join(sidecar.bootstrap for sidecar in sidecars)} → Kafka {cluster.version} "
-            f"{', '.join(cluster.bootstrap)}"
-        )
+        addresses = ", ".join(sidecar.bootstrap for sidecar in sidecars)
+        kafka = f"Kafka {cluster.version} {', '.join(cluster.bootstrap)}"
+        self.title = f"{len(clients)} clients → {len(sidecars)} kquota sidecars {addresses} → {kafka}"
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + CLIENTS_LIMIT_S
@@ -295,10 +289,6 @@ class Stage:
                 if message["event"] == "tally":
                     tracks[client.plan.name].note(message)
             interrupts.check()
-
-    def close(self) -> None:
-        """Forget the clients' output."""
-        self._selector.close()
 
     def _messages(self, wait_s: float) -> Iterator[tuple[Client, dict[str, Any]]]:
         for key, _events in self._selector.select(wait_s):
@@ -350,8 +340,7 @@ def _bring_up(stack: ExitStack, say: Say, plans: Sequence[DemoClient], usage: Pa
     stack.callback(_stop_all, clients)
     for plan in plans:
         clients.append(Client(plan, sidecars[plan.sidecar].bootstrap, folder))
-    stage = Stage(cluster, sidecars, clients)
-    stack.callback(stage.close)
+    stage = Stage(cluster, sidecars, clients, stack.enter_context(selectors.DefaultSelector()))
     stage.wait_until_ready()
     libraries = dict.fromkeys(f"{plan.library} {stage.versions[plan.name]}" for plan in plans)
     say(f"connected: {', '.join(libraries)}")

@@ -20,7 +20,6 @@ class ClientResult:
     steady: float | None
     """Mean rate after the first window; None: the run was too short to have a steady phase."""
     whole: float
-    """Mean rate of the whole run, opening burst included."""
     failure: str
     """What is wrong, as a sentence without a full stop; empty if nothing is."""
 
@@ -32,10 +31,8 @@ class ClientResult:
 
 
 def compare(tracks: Sequence[Track], seconds: float) -> list[ClientResult]:
-    """Compare each client with its plan, over a run of `seconds`."""
-    begin = steady_from(tracks) if is_long_enough(seconds) else None
-    if begin is None and is_long_enough(seconds):
-        begin = float(STEADY_FROM_S)  # one of them never reached its limit, which will be reported
+    # Where one of them never reached its limit, that will be reported.
+    begin = (steady_from(tracks) or float(STEADY_FROM_S)) if is_long_enough(seconds) else None
     return [_compare(track, tracks, begin, seconds) for track in tracks]
 
 
@@ -59,19 +56,13 @@ def _failure_below_target(track: Track, steady: float | None, whole: float) -> s
     if is_hungry(plan):
         return ""
     assert plan.wanted is not None, "a client without a limit and without a target cannot be compared"
-    reached = whole if steady is None else steady
+    kind, hint = "wants less than its part of the limit", ""
     if plan.limit is None:
-        if reached < plan.wanted * (1 - TOLERANCE):
-            return (
-                f"{plan.name}, which has no quota, reached {megabytes(reached)} of the {megabytes(plan.wanted)} "
-                "it wanted (is the machine busy with something else?)"
-            )
-    elif steady is not None and steady < plan.wanted * (1 - TOLERANCE):
-        return (
-            f"{plan.name}, which wants less than its part of the limit, reached {megabytes(steady)} of the "
-            f"{megabytes(plan.wanted)} it wanted"
-        )
-    return ""
+        kind, hint = "has no quota", " (is the machine busy with something else?)"
+        steady = whole if steady is None else steady
+    if steady is None or steady >= plan.wanted * (1 - TOLERANCE):
+        return ""
+    return f"{plan.name}, which {kind}, reached {megabytes(steady)} of the {megabytes(plan.wanted)} it wanted{hint}"
 
 
 def _failure_at_limit(track: Track, tracks: Sequence[Track], begin: float | None, seconds: float) -> str:
@@ -89,12 +80,10 @@ def _failure_at_limit(track: Track, tracks: Sequence[Track], begin: float | None
             return f"{who} moved {moved / MB:.1f} MB in {seconds:.0f} s, where {its} allows {most / MB:.1f} MB"
         return ""
     steady = sum(one.rate(begin, _end(one, seconds)) for one in together)
-    if abs(steady / plan.limit - 1) > TOLERANCE:
-        return (
-            f"{who} moved {megabytes(steady)} in the steady phase, "
-            f"{steady / plan.limit:.0%} of {its} of {megabytes(plan.limit)}"
-        )
-    return ""
+    if abs(steady / plan.limit - 1) <= TOLERANCE:
+        return ""
+    share = f"{steady / plan.limit:.0%} of {its} of {megabytes(plan.limit)}"
+    return f"{who} moved {megabytes(steady)} in the steady phase, {share}"
 
 
 def sentence(outcomes: Sequence[ClientResult], seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -30,7 +31,6 @@ STEADY = (
 
 
 def explanation(tracks: Sequence[Track], second: float) -> str:
-    """One or more sentences on what happens at this second."""
     if second < STEADY_FROM_S:  # certain, and cheaper to check
         return FIRST_WINDOW
     begin = steady_from(tracks)
@@ -38,12 +38,10 @@ def explanation(tracks: Sequence[Track], second: float) -> str:
 
 
 def live(tracks: Sequence[Track], title: str, second: float, seconds: float, width: int) -> RenderableType:
-    """The whole live view at `second` of `seconds`, for a terminal of `width` columns."""
     left = f" {second:3.0f} of {seconds:.0f} s"
+    bar = ProgressBar(total=seconds, completed=min(second, seconds), width=max(width - len(left) - 2, 1))
     progress = Table.grid()
-    progress.add_row(
-        ProgressBar(total=seconds, completed=min(second, seconds), width=max(width - len(left) - 2, 1)), left
-    )
+    progress.add_row(bar, left)
     return Group(
         Text(title, style="bold", overflow="ellipsis", no_wrap=True),
         progress,
@@ -55,10 +53,7 @@ def live(tracks: Sequence[Track], title: str, second: float, seconds: float, wid
 
 def clients_table(tracks: Sequence[Track], second: float, width: int) -> Table:
     """A row for each client. Rates are in MB/s."""
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    table.add_column("client\n(rates in MB/s)", no_wrap=True)
-    for heading in ("\nwants", "\nlimit", "\nnow", "\naverage", "throttle,\nlast ms", "held,\ns in all"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = _table(("\nwants", "\nlimit", "\nnow", "\naverage", "throttle,\nlast ms", "held,\ns in all"))
     if width >= WIDE:
         table.add_column("client saw,\nlongest ms", justify="right", no_wrap=True)
     table.add_column("\nstate", no_wrap=True, min_width=8)
@@ -73,7 +68,7 @@ def clients_table(tracks: Sequence[Track], second: float, width: int) -> Table:
             Text(number(track.now()), style=_colour(track)),
             number(track.average()),
             milliseconds(track.last_throttle_ms if track.throttles else None),
-            f"{track.held_ms / 1000:.1f}" if plan.limit else "-",
+            held(track),
         ]
         if width >= WIDE:
             cells.append(milliseconds(track.client_throttle_max_ms))
@@ -81,6 +76,14 @@ def clients_table(tracks: Sequence[Track], second: float, width: int) -> Table:
         if width >= WIDE:
             cells.append(Text(graph(track.history(GRAPH_COLUMNS, max(second, 1.0))), style="cyan"))
         table.add_row(*cells)
+    return table
+
+
+def _table(headings: Sequence[str], **more: Any) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False, **more)
+    table.add_column("client\n(rates in MB/s)", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
@@ -98,46 +101,38 @@ def who(plan: DemoClient) -> Text:
 
 
 def state(track: Track) -> Text:
-    """What the sidecar does with this client right now."""
     if track.plan.limit is None:
         return Text("free", style="green")
     return Text("muted", style="magenta") if track.muted else Text("flowing", style="green")
 
 
+def held(track: Track) -> str:
+    return f"{track.held_ms / 1000:.1f}" if track.plan.limit else "-"
+
+
 def graph(rates: Sequence[float]) -> str:
-    """Rates as a row of small bars, the highest one being full."""
     top = max(rates, default=0.0)
     if top <= 0:
         return BARS[0] * len(rates)
     return "".join(BARS[round(rate / top * (len(BARS) - 1))] for rate in rates)
 
 
-def plain_lines(tracks: Sequence[Track], second: float) -> list[str]:
-    return [_plain_line(track, second) for track in tracks]
-
-
-def _plain_line(track: Track, second: float) -> str:
+def plain_line(track: Track, second: float) -> str:
     plan = track.plan
     wanted = f"wants {number(plan.wanted, 'all it can')}"
     rates = f"now {number(track.now())}, average {number(track.average())} MB/s"
     if plan.limit is None:
         return f"{second:4.0f} s  {plan.name:<9} {wanted}, no limit: {rates}; free"
     share = "" if track.share is None else f", {track.share:.0%} of it here"
-    held = f"last throttle {track.last_throttle_ms:.0f} ms, held {track.held_ms / 1000:.1f} s"
-    return (
-        f"{second:4.0f} s  {plan.name:<9} {wanted}, limit {number(plan.limit)}{share}: {rates}; {held}, {state(track)}"
-    )
+    delays = f"last throttle {track.last_throttle_ms:.0f} ms, held {track.held_ms / 1000:.1f} s"
+    limited = f"limit {number(plan.limit)}{share}"
+    return f"{second:4.0f} s  {plan.name:<9} {wanted}, {limited}: {rates}; {delays}, {state(track)}"
 
 
 def summary_table(outcomes: Sequence[ClientResult]) -> Table:
     """Limit vs achieved; fits 80 columns."""
-    table = Table(title="limit vs achieved", title_justify="left", box=None, padding=(0, 1), pad_edge=False)
-    table.title_style = "bold"
-    table.header_style = "dim"
-    table.add_column("client\n(rates in MB/s)", no_wrap=True)
     headings = ("\nlimit", "\nsteady", "of the\nlimit", "whole\nrun", "held,\ns in all", "client\nsaw, ms")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = _table(headings, title="limit vs achieved", title_justify="left", title_style="bold")
     table.add_column("\nresult", no_wrap=True)
     for outcome in outcomes:
         plan = outcome.track.plan
@@ -148,7 +143,7 @@ def summary_table(outcomes: Sequence[ClientResult]) -> Table:
             number(outcome.steady),
             share,
             number(outcome.whole),
-            f"{outcome.track.held_ms / 1000:.1f}" if plan.limit else "-",
+            held(outcome.track),
             milliseconds(outcome.track.client_throttle_max_ms),
             Text("off", style="bold red") if outcome.failure else Text("ok", style="bold green"),
         )
@@ -176,6 +171,4 @@ def milliseconds(value: float | None) -> str:
 
 
 def _colour(track: Track) -> str:
-    if track.plan.limit is None:
-        return "green"
-    return "yellow" if track.now() > 1.1 * track.plan.limit else "green"
+    return "yellow" if track.plan.limit and track.now() > 1.1 * track.plan.limit else "green"

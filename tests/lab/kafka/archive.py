@@ -23,32 +23,20 @@ the paths of the jars."""
 
 
 def archive_path(name: str, java: Path, jars: Sequence[Path], contents: str = "") -> Path:
-    """Where the archive `name` of these jars and this Java is, or would be.
-
-    A JVM ignores, without a word, an archive that was made when a jar had another time or size: such a one has another
-    path. `contents` distinguishes what was run to learn the classes.
-    """
-    real = java.resolve()
-    text = "\n".join([contents, *(f"{path} {_facts(path)}" for path in (real, *jars))])
+    """A JVM ignores, without a word, an archive that was made when a jar had another time or size: such a one has
+    another path. `contents` distinguishes what was run to learn the classes."""
+    stats = [(path, path.stat()) for path in (java.resolve(), *jars)]
+    text = "\n".join([contents, *(f"{path} {found.st_mtime_ns} {found.st_size}" for path, found in stats)])
     return cache_dir() / "classes" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]}.jsa"
 
 
-def _facts(path: Path) -> str:
-    found = path.stat()
-    return f"{found.st_mtime_ns} {found.st_size}"
-
-
 def archive_of(version: str, java: Path, classpath: Sequence[Path]) -> Path:
-    """Where the archive of a version of Kafka is, or would be."""
     return archive_path(f"kafka-{version}", java, classpath, CONTENTS)
 
 
 def make_once(archive: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` write the archive, if it does not exist yet; other processes wait, and then find it.
-
-    `make` gets the path to write to, in a directory of its own that is deleted afterwards. Of archives with the
-    same name, COPIES are kept: JVMs that run from one that is deleted have it until they end.
-    """
+    """Have `make` write the archive, if it does not exist yet, into a directory that is deleted afterwards; other
+    processes wait, and then find it. COPIES are kept: JVMs that run from one that is deleted have it until they end."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with locked(archive.parent / ".lock"):
         if archive.is_file():
@@ -64,6 +52,5 @@ def make_once(archive: Path, make: Callable[[Path], None]) -> None:
 
 
 def archive_arguments(version: str, java: Path, classpath: Sequence[Path]) -> list[str]:
-    """JVM arguments that use the archive, if there is one."""
     archive = archive_of(version, java, classpath)
     return [f"-XX:SharedArchiveFile={archive}"] if archive.is_file() else []

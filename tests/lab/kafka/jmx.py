@@ -25,15 +25,12 @@ def attributes(
     node: Node, objects: str, attribute: str, version: str = DEFAULT_VERSION
 ) -> dict[frozenset[tuple[str, str]], float]:
     """One attribute of all MBeans that match `objects`, by their keys (type, client-id, ...). NaN is a value too. Empty
-    if there is none yet: brokers create metrics of clients when they first record something.
-
-    Names with commas, colons or equal signs are quoted by Kafka and not supported here.
-    """
+    if there is none yet: brokers create metrics of clients when they first record something. Names with commas, colons
+    or equal signs are quoted by Kafka and not supported here."""
     arguments = ["--jmx-url", _address(node), "--object-name", objects, "--attributes", attribute]
+    arguments += ["--one-time", "--report-format=properties"]
     try:
-        result = run_tool(
-            "org.apache.kafka.tools.JmxTool", [*arguments, "--one-time", "--report-format=properties"], version
-        )
+        result = run_tool("org.apache.kafka.tools.JmxTool", arguments, version)
     except ToolError as error:
         if "No matched attributes" in str(error):
             return {}

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from tests.lab.kafka.errors import EmbeddedKafkaError
@@ -39,7 +40,6 @@ ARTIFACTS = {
 
 
 def lock(version: str, repository: Path, names: Sequence[str]) -> list[LockedJar]:
-    """Resolve and fetch these artifacts of one Kafka version into `repository`; their jars in class path order."""
     context = maven(repository)
     roots = [f"org.apache.kafka:{name}:{version}" for name in names]
     roots.append(LOG_BINDING[version.split(".")[0]])
@@ -51,15 +51,12 @@ def lock(version: str, repository: Path, names: Sequence[str]) -> list[LockedJar
     wanted = [*inputs, *(dep for dep in transitive if dep.scope in ("compile", "runtime"))]
 
     def fetch(jar: LockedJar) -> LockedJar:
-        path = repository / jar.path
-        _download(context, jar, path)
-        return LockedJar(jar.group, jar.artifact, jar.version, jar.classifier, sha256_of(path))
+        _download(context, jar, path := repository / jar.path)
+        return replace(jar, sha256=sha256_of(path))
 
     jars = {
-        dep.artifact.key: LockedJar(
-            dep.artifact.groupId, dep.artifact.artifactId, dep.artifact.version, dep.artifact.classifier, ""
-        )
-        for dep in wanted
+        one.key: LockedJar(one.groupId, one.artifactId, one.version, one.classifier, "")
+        for one in (dep.artifact for dep in wanted)
     }
     if mixed := [jar.coordinate for jar in jars.values() if jar.group == "org.apache.kafka" and jar.version != version]:
         raise EmbeddedKafkaError(f"resolving Kafka {version} gave jars of other versions: {', '.join(mixed)}")
@@ -81,7 +78,6 @@ class _FailOnWarning(logging.Handler):
 
 
 def main(versions: list[str]) -> int:
-    """Command line: versions to lock; 0 when all files were written, 2 for wrong use."""
     wanted = [(name if "-" in name else f"kafka-{name}").split("-") for name in versions]
     if not versions or any(of not in ARTIFACTS or version.split(".")[0] not in LOG_BINDING for of, version in wanted):
         print(f"use: python -m tests.lab.kafka.lock [{'|'.join(ARTIFACTS)}-]VERSION...   (e.g. 4.4.0)", file=sys.stderr)

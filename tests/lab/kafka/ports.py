@@ -37,7 +37,6 @@ def port_range() -> tuple[int, int]:
 
 
 def free_ports(count: int, avoid: set[int] | None = None) -> list[int]:
-    """Distinct ports on 127.0.0.1 that can be bound now."""
     found: list[int] = []
     while len(found) < count:
         found.append(free_port_run(1, {*found, *(avoid or ())}))

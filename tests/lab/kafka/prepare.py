@@ -14,7 +14,7 @@ from typing import Final
 from tests.lab.kafka.archive import archive_of, make_once
 from tests.lab.kafka.cluster import BROKER_HEAP, KafkaCluster
 from tests.lab.kafka.errors import EmbeddedKafkaError
-from tests.lab.kafka.jars import DEFAULT_VERSION, Progress, quiet, resolve
+from tests.lab.kafka.jars import resolve
 from tests.lab.kafka.java import find_java
 from tests.lab.kafka.tools import QUICK_JVM, TOOL_HEAP, run_tool
 from tests.lab.releases import NEW, OLD
@@ -28,38 +28,31 @@ def tools(version: str) -> list[_Tool]:
     old = version.startswith("3.")
     server = ("--bootstrap-server", "{bootstrap}")
     records = (*server, "--topic", "t")
+    reading = (*records, "--from-beginning", "--max-messages", "2", "--group", "g")
     group = (*records, "--group-id", "v", "--group-protocol", "consumer", "--verbose", "--max-messages", "2")
     return [
         ("org.apache.kafka.tools.TopicCommand", ("--create", "--topic", "t", *server), None),
         ("kafka.admin.ConfigCommand", ("--describe", "--entity-type", "clients", *server), None),
         (f"{'kafka' if old else 'org.apache.kafka'}.tools.ConsoleProducer", records, "one\ntwo\n"),
-        (
-            "org.apache.kafka.tools.consumer.ConsoleConsumer",
-            (*records, "--from-beginning", "--max-messages", "2", "--group", "g"),
-            None,
-        ),
+        ("org.apache.kafka.tools.consumer.ConsoleConsumer", reading, None),
         ("org.apache.kafka.tools.VerifiableConsumer", group, None),
         ("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand", (*server, "--describe", "--group", "g"), None),
         ("kafka.tools.StorageTool", ("random-uuid",), None),
     ]
 
 
-def make_archive(version: str = DEFAULT_VERSION, *, progress: Progress = quiet) -> Path:
-    """The archive; if it does not exist yet, a broker and some tools run to learn which classes they load."""
+def make_archive(version: str) -> None:
     java, classpath = find_java(), resolve(version)
     archive = archive_of(version, java, classpath)
 
     def make(scratch: Path) -> None:
-        progress(f"preparing the classes of Kafka {version} for quick starts")
+        print(f"preparing the classes of Kafka {version} for quick starts")
         _dump(java, classpath, _loaded_classes(version, scratch.parent), scratch)
 
     make_once(archive, make)
-    return archive
 
 
 def _loaded_classes(version: str, folder: Path) -> list[str]:
-    """The classes that a broker and the tools load, in the JVM's own notation."""
-
     def learning(name: str) -> tuple[str, ...]:
         return (*QUICK_JVM, f"-XX:DumpLoadedClassList={folder / name}.list")
 
@@ -88,4 +81,4 @@ def _dump(java: Path, classpath: Sequence[Path], classes: Sequence[str], archive
 
 if __name__ == "__main__":
     for each in sys.argv[1:] or (NEW, OLD):
-        make_archive(each, progress=print)
+        make_archive(each)

@@ -19,7 +19,6 @@ class AdvertisedBroker(NamedTuple):
 
 
 def brokers_seen_by(host: str, port: int, *, timeout_s: float = 30.0) -> list[AdvertisedBroker]:
-    """The live brokers as one broker sees them."""
     from kafka.protocol.metadata import MetadataRequest
 
     try:

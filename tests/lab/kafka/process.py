@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,11 +16,8 @@ ORPHAN_GRACE_S = 3.0
 
 
 class GuardedProcess(subprocess.Popen[str]):
-    """A text-mode Popen whose child always dies with this process.
-
-    `pid` is the guardian's id, and also that of the session and process group around both; `child_pid` is the
-    program's own. `terminate()` and `kill()` reach the program; exit codes are the program's (128 + n after signal
-    n).
+    """A text-mode Popen whose child always dies with this process. `pid` is the guardian's id, and that of the session
+    and process group around both; `child_pid`, signals and exit codes (128 + n after signal n) are the program's own.
     """
 
     def __init__(
@@ -29,28 +25,21 @@ class GuardedProcess(subprocess.Popen[str]):
         command: list[str],
         *,
         stdin: int | IO[Any] | None = subprocess.DEVNULL,
-        stdout: int | IO[Any] | None = None,
-        stderr: int | IO[Any] | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         orphan_dir: Path | None = None,
+        **more: Any,
     ) -> None:
         control_read, self._control = os.pipe()
         report_read, report_write = os.pipe()
+        guard = [sys.executable, "-I", "-S", str(GUARD), str(control_read), str(report_write)]
+        guard += [str(ORPHAN_GRACE_S), str(orphan_dir or "")]
         try:
             super().__init__(
-                [
-                    *(sys.executable, "-I", "-S", str(GUARD), str(control_read), str(report_write)),
-                    *(str(ORPHAN_GRACE_S), str(orphan_dir or ""), *command),
-                ],
+                [*guard, *command],
                 stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                env=env,
-                cwd=cwd,
                 text=True,
                 pass_fds=(control_read, report_write),
                 start_new_session=True,
+                **more,
             )
         except BaseException:
             self._close_control()
@@ -64,14 +53,12 @@ class GuardedProcess(subprocess.Popen[str]):
         self.child_pid = int(line) if line else self.pid
 
     def poll(self) -> int | None:
-        """As Popen.poll; frees the control pipe once the child has ended."""
         code = super().poll()
         if code is not None:
             self._close_control()
         return code
 
     def wait(self, timeout: float | None = None) -> int:
-        """As Popen.wait; frees the control pipe once the child has ended."""
         code = super().wait(timeout)
         self._close_control()
         return code

@@ -10,8 +10,6 @@ from tests.lab.kafka.security import BrokerSecurity
 
 # Room for the 20 MB messages of the transparency tests, with headers and batch overhead.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
-
-
 LOOPBACK = "127.0.0.1"
 
 
@@ -31,9 +29,7 @@ class ExtraListener(NamedTuple):
     name: str
     """Letters, digits and underscores, in capitals as Kafka's own listener names are."""
     port: int
-    """Where the broker listens, on 127.0.0.1."""
     advertised_port: int
-    """The advertised port: that of the program in between."""
     protocol: str = "PLAINTEXT"
     """Or SSL; then the broker needs the properties of its certificate."""
 
@@ -47,14 +43,12 @@ def broker_properties(
     voters: Sequence[Voter],
     data: Path,
     overrides: Mapping[str, str],
-    extra_listeners: Sequence[ExtraListener] = (),
-    security: BrokerSecurity | None = None,
-    secure_ports: Mapping[str, int] | None = None,
+    extra_listeners: Sequence[ExtraListener],
+    security: BrokerSecurity | None,
+    secure_ports: Mapping[str, int],
 ) -> dict[str, str]:
     """`server.properties` of one node; a voter runs broker and controller in one JVM, any other node only a broker.
-
-    `secure_ports` has a port for each listener of `security`, by name.
-    """
+    `secure_ports` has a port for each listener of `security`, by name."""
     controller_port = dict(voters).get(node_id)
     listeners = [f"PLAINTEXT://{address_text(host, port)}"]
     if controller_port is not None:
@@ -64,7 +58,7 @@ def broker_properties(
     protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
     protocols |= {extra.name: extra.protocol for extra in extra_listeners}
     if security is not None:
-        secure = [f"{one.name}://{address_text(host, (secure_ports or {})[one.name])}" for one in security.listeners]
+        secure = [f"{one.name}://{address_text(host, secure_ports[one.name])}" for one in security.listeners]
         advertised += secure
         listeners += secure
         protocols |= {one.name: one.protocol for one in security.listeners}

@@ -16,8 +16,6 @@ _LOGIN_MODULES: Final = "org.apache.kafka.common.security"
 
 
 class SecureListener(NamedTuple):
-    """One more listener of every broker."""
-
     name: str
     """Letters, digits and underscores, in capitals as Kafka's own listener names are."""
     protocol: str
@@ -35,25 +33,19 @@ DEFAULT_LISTENERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BrokerSecurity:
-    """How the brokers of a cluster are secured.
-
-    Every user of `passwords` can log in by PLAIN and SCRAM; OAUTHBEARER takes unsecured JSON web tokens (RFC 7515,
-    `alg: none`) of any subject. They may do nothing until ACLs are created through the plain listener.
-    """
+    """Every user of `passwords` can log in by PLAIN and SCRAM; OAUTHBEARER takes unsecured JSON web tokens (RFC 7515,
+    `alg: none`) of any subject. They may do nothing until ACLs are created through the plain listener."""
 
     passwords: Mapping[str, str]
     listeners: Sequence[SecureListener] = DEFAULT_LISTENERS
     certificate: Path | None = None
     """PEM file with the brokers' private key (PKCS #8) and certificate chain; needed for listeners with TLS."""
     authority: Path | None = None
-    """PEM file with the certificates that verify clients' certificates."""
     super_users: Sequence[str] = ()
     token_secret: str | None = None
-    """Enables delegation tokens."""
     mechanisms: Sequence[str] = field(default=MECHANISMS)
 
     def properties(self) -> dict[str, str]:
-        """Broker properties, all but the listeners' addresses."""
         supers = ["ANONYMOUS", *self.super_users]
         found = {
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -76,12 +68,12 @@ class BrokerSecurity:
 
     def format_arguments(self) -> list[str]:
         """Arguments of StorageTool's `format`: users of SCRAM exist from the start."""
-        arguments = []
-        for mechanism in SCRAM_MECHANISMS:
-            if mechanism in self.mechanisms:
-                for user, password in self.passwords.items():
-                    arguments += ["--add-scram", f"{mechanism}=[name={user},password={password}]"]
-        return arguments
+        return [
+            word
+            for mechanism in SCRAM_MECHANISMS
+            for user, password in self.passwords.items()
+            for word in ("--add-scram", f"{mechanism}=[name={user},password={password}]")
+        ]
 
     def _login(self, mechanism: str) -> str:
         if mechanism == "PLAIN":

@@ -22,7 +22,6 @@ MOVED = {"kafka.admin.ConfigCommand": ((4, 4), "org.apache.kafka.tools.ConfigCom
 
 
 def java_command(main_class: str, args: Sequence[str], version: str, jvm: Sequence[str]) -> list[str]:
-    """The command line that runs a class of Kafka's jars."""
     java, jars = find_java(), resolve(version)
     classpath = ":".join(str(path) for path in jars)
     since, moved = MOVED.get(main_class, (None, main_class))
@@ -41,10 +40,8 @@ def start_tool(
     stdout: int | IO[Any] | None = subprocess.PIPE,
     stderr: int | IO[Any] | None = subprocess.PIPE,
 ) -> GuardedProcess:
-    """Start one of Kafka's programs, e.g. `org.apache.kafka.tools.ConsoleProducer`; it ends with us at the latest.
-
-    Use it as a context manager or call `communicate()`: the pipes are the caller's to close, as with any Popen.
-    """
+    """Start one of Kafka's programs, e.g. `org.apache.kafka.tools.ConsoleProducer`; it ends with us at the latest. The
+    pipes are the caller's to close, as with any Popen."""
     command = java_command(main_class, args, version, (*jvm, *tool_arguments(version)))
     return GuardedProcess(command, stdin=stdin, stdout=stdout, stderr=stderr)
 

@@ -1,7 +1,8 @@
-"""Hadoop, as Spark uses it for every file, with less to do; for tests with a few rows in local files."""
+"""Spark with less to do, for tests with a few rows in local files: Hadoop and its files, names of Java classes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,3 +45,28 @@ def make_quick(session: SparkSession) -> None:
     configuration.reloadExistingConfigurations()
     settings.hadoopConfiguration().set("fs.file.impl", LOCAL_FILES_CLASS)
     jvm.org.apache.hadoop.fs.FileSystem.closeAll()  # what is open is of the other class
+
+
+def keep_names() -> None:
+    """Have py4j keep what it has learned of a class, a package or a static method, next to what it was asked for on:
+    PySpark asks at every function of every column."""
+    from py4j.java_gateway import JavaClass, JavaMember, JavaPackage, JVMView
+
+    def is_known(name: str, found: Any) -> bool:
+        return isinstance(found, JavaClass) or (isinstance(found, JavaPackage) and name.islower())
+
+    def is_method(_name: str, found: Any) -> bool:
+        return isinstance(found, JavaMember)
+
+    for asked, keeps in ((JVMView, is_known), (JavaPackage, is_known), (JavaClass, is_method)):
+        asked.__getattr__ = _keeping(asked.__getattr__, keeps)
+
+
+def _keeping(ask: Callable[[Any, str], Any], keeps: Callable[[str, Any], bool]) -> Callable[[Any, str], Any]:
+    def answer(self: Any, name: str) -> Any:
+        found = ask(self, name)
+        if keeps(name, found):
+            self.__dict__[name] = found  # Python looks there first
+        return found
+
+    return answer
