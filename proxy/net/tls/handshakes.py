@@ -1,10 +1,13 @@
-"""TLS handshakes, one at a time in a thread of their own, so that a storm of them stalls no other connection: a full
-one costs the server 1 to 3 ms of CPU, for which OpenSSL releases the GIL. One that waits for bytes holds a socket."""
+"""TLS handshakes, in a thread of their own, so that a storm of them stalls no other connection: a full one costs the
+server 1 to 3 ms of CPU, for which OpenSSL releases the GIL. One that waits for bytes holds a socket."""
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -24,10 +27,108 @@ log = structlog.get_logger("kquota.tls")
 LINGER_S: Final = 1.0
 """How long a rejected client may take to read why: closing at once could cost it the alert (a reset)."""
 LINGER_BYTES: Final = 65_536
+IDLE_S: Final = 1.0
+"""The thread ends when no handshake has been under way for so long."""
 
 
 class HandshakeError(Exception):
     """The client's handshake failed; it has been counted and logged, and the socket is closed."""
+
+
+class _Handshake:
+    """One handshake. The task that waits for it and the thread that does its steps share no lock: each sets its flag
+    before it reads the other's."""
+
+    __slots__ = ("begin", "cancelled", "done", "error", "in_step", "sock", "token")
+
+    def __init__(self, plain: socket.socket, begin: Callable[[socket.socket], TlsSocket]) -> None:
+        """`begin(plain)` takes the socket over; called by the thread at the first step."""
+        self.sock = plain
+        """The TLS socket, once there is one."""
+        self.begin: Callable[[socket.socket], TlsSocket] | None = begin
+        self.in_step = self.cancelled = False
+        self.error: BaseException | None = None
+        self.token, self.done = trio.lowlevel.current_trio_token(), trio.Event()
+
+    def step(self) -> int:
+        """Go on. Returns the event of epoll to wait for; 0: it is over."""
+        try:
+            if self.begin is not None:
+                self.sock, self.begin = self.begin(self.sock), None
+            assert isinstance(self.sock, TlsSocket)
+            self.sock.do_handshake()
+        except ssl.SSLWantReadError:
+            return select.EPOLLIN
+        except ssl.SSLWantWriteError:
+            return select.EPOLLOUT
+        except Exception as error:
+            self.error = error
+        return 0
+
+
+class _Thread:
+    """Does the steps of all handshakes, one after the other, each when its socket is ready. A step in a thread of
+    trio's, and a wait of trio's between two of them, cost as much CPU as the cryptography."""
+
+    def __init__(self) -> None:
+        self._poller = select.epoll()
+        self._under_way: dict[int, _Handshake] = {}
+        self._starts = threading.Lock()
+        self._runs = False
+
+    async def finish(self, handshake: _Handshake, first: int) -> TlsSocket:
+        """The TLS socket, after a handshake whose first step waits for the event `first`. Raises OSError, ValueError.
+
+        When it fails or is cancelled, `handshake.sock` is the caller's to close.
+        """
+        fd = handshake.sock.fileno()
+        try:
+            self._under_way[fd] = handshake
+            self._poller.register(fd, first | select.EPOLLONESHOT)
+            with self._starts:
+                if not self._runs:
+                    self._runs = True
+                    threading.Thread(target=self._run, name="kquota-handshakes", daemon=True).start()
+            await handshake.done.wait()
+        finally:
+            handshake.cancelled = True
+            del self._under_way[fd]
+            with suppress(OSError):  # the kernel would not watch it
+                self._poller.unregister(fd)
+            if handshake.in_step:
+                with trio.CancelScope(shield=True):
+                    await handshake.done.wait()
+        error, handshake.error = handshake.error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # it refers to this frame
+        assert isinstance(handshake.sock, TlsSocket)
+        return handshake.sock
+
+    def _run(self) -> None:
+        while True:
+            ready = self._poller.poll(IDLE_S)
+            for fd, _ in ready:
+                handshake = self._under_way.get(fd)
+                if handshake is not None:
+                    self._step(fd, handshake)
+            with self._starts:
+                if not ready and not self._under_way:
+                    self._runs = False
+                    return
+
+    def _step(self, fd: int, handshake: _Handshake) -> None:
+        handshake.in_step = True
+        event = 0 if handshake.cancelled else handshake.step()
+        if event:
+            with suppress(OSError):  # cancelled meanwhile
+                self._poller.modify(fd, event | select.EPOLLONESHOT)
+            handshake.in_step = False
+        if not event or handshake.cancelled:
+            with suppress(trio.RunFinishedError):
+                handshake.token.run_sync_soon(handshake.done.set)
 
 
 class Handshakes:
@@ -35,20 +136,18 @@ class Handshakes:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._worker = trio.CapacityLimiter(1)
+        self._thread = _Thread()
         self._log_limiter = LogLimiter(log.info, "more TLS handshakes failed")
 
     async def with_client(self, tls: ServerTls, client: socket.socket, peer: str) -> tuple[TlsSocket, str | None]:
         """Do a client's handshake: the TLS socket, which replaces `client`, and its user. Raises HandshakeError."""
         reason, text = "timeout", f"the client did not finish the TLS handshake within {tls.handshake_timeout_s:g} s"
-        channel: socket.socket = client
+        handshake = _Handshake(client, lambda plain: TlsSocket(tls.context, plain))
         with ExitStack() as unfinished:
-            unfinished.callback(lambda: _close(channel))
+            unfinished.callback(lambda: _close(handshake.sock))
             with trio.move_on_after(tls.handshake_timeout_s):
-                await trio.lowlevel.wait_readable(client)
                 try:
-                    channel = secured = TlsSocket(tls.context, client)
-                    await self._finish(secured)
+                    secured = await self._thread.finish(handshake, select.EPOLLIN)
                     user = tls.user(secured.channel.peer_certificate)
                 except (NoRuleError, CertificateError) as error:
                     reason, text = "principal", str(error)
@@ -60,20 +159,16 @@ class Handshakes:
                     return secured, user
             self._failed(reason, peer.rpartition(":")[0], text)
             if reason not in ("timeout", "closed"):
-                await _linger(channel)
+                await _linger(handshake.sock)
         raise HandshakeError(text)
 
     async def with_broker(self, tls: ClientTls, broker: socket.socket, host: str, port: int) -> TlsSocket:
         """Do the handshake with a broker; the caller sets the deadline. Raises UpstreamError."""
-        channel: socket.socket = broker
+        handshake = _Handshake(broker, lambda plain: TlsSocket(tls.context, plain, tls.name_for(host)))
         try:
-            channel = secured = TlsSocket(tls.context, broker, tls.name_for(host))
-            with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                secured.do_handshake()  # writes a ClientHello: 0.1 ms, less than the way to a thread and back
-            await trio.lowlevel.wait_readable(secured)
-            await self._finish(secured)
+            secured = await self._thread.finish(handshake, select.EPOLLOUT)
         except BaseException as error:
-            _close(channel)
+            _close(handshake.sock)
             if not isinstance(error, OSError | ValueError):  # ValueError: a name that no host can have
                 raise
             reason, text = explain(error, of_broker=True)
@@ -81,16 +176,6 @@ class Handshakes:
             raise UpstreamError(f"{host}:{port}: {text}") from error
         self._counters.tls_handshakes["broker"] += 1
         return secured
-
-    async def _finish(self, channel: TlsSocket) -> None:
-        while True:
-            try:
-                await trio.to_thread.run_sync(channel.do_handshake, limiter=self._worker)
-                return
-            except ssl.SSLWantReadError:
-                await trio.lowlevel.wait_readable(channel)
-            except ssl.SSLWantWriteError:
-                await trio.lowlevel.wait_writable(channel)
 
     def _failed(self, reason: str, peer: str, text: str) -> None:
         self._counters.tls_handshake_failures["client", reason] += 1
