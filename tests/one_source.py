@@ -25,6 +25,8 @@ from quota.trial import Trial
 
 RATES = (None, 1.0, 1000, 50_000.0, 3_333_333.3, 1e12, 2.0**63)
 STEPS_MS = (-1.5, 0.0, 0.4, 7.0, 260.0, 999.0, 1000.0, 5_000.0, 20_000.0, 300_000.0)
+_shown: dict[type, list[str]] = {}
+"""Attributes of each class that are shown."""
 OWN = (Account, FetchGrant, QuotaCounter, Meter, Pacer, FetchSizer, RequestCounts, SampledRate, Trial, Usage)
 
 
@@ -37,10 +39,12 @@ def seen(value: Any) -> Any:
     if isinstance(value, int | float) and abs(value) < 2**53:
         return float(value).hex()
     if isinstance(value, OWN):
-        names = [name for name in dir(value) if not name.startswith("__") and not callable(getattr(value, name))]
-        # What a property shows is a C number behind it, which compiled code does not show itself.
-        shown = [name for name in names if not (name.startswith("_") and name[1:] in names)]
-        return [(name, seen(getattr(value, name))) for name in shown if name not in ("_gate", "group")]
+        if (shown := _shown.get(type(value))) is None:
+            names = [name for name in dir(value) if not name.startswith("__") and not callable(getattr(value, name))]
+            # What a property shows is a C number behind it, which compiled code does not show itself.
+            left_out = {"_gate", "group"} | {f"_{name}" for name in names}
+            shown = _shown[type(value)] = [name for name in names if name not in left_out]
+        return [(name, seen(getattr(value, name))) for name in shown]
     if isinstance(value, list | tuple):
         return [seen(one) for one in value]
     if isinstance(value, dict):
