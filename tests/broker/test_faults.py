@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.lab.kafka.ports import free_ports
 from tests.support.fault_rig import Rig, between_links, cut, gone_for, reset_within_frames, with_setting
 from tests.support.fault_tools import VALUE_BYTES, Charged, at_work, charged, create_topic, nothing_left_behind
-from tests.support.faults import FROM_TARGET, TO_TARGET, FaultyNetwork
+from tests.support.faults import FROM_TARGET, TO_TARGET
 from tests.support.history import assert_clean, in_words
-from tests.support.sidecars import sidecar
 
 pytestmark = pytest.mark.long
 
@@ -53,12 +51,14 @@ def sidecar_killed(rig: Rig) -> None:
     rig.proxy.start_again()
 
 
+Strikes = list[Callable[[Rig], None]]
+
+
 def both(strike: Callable[..., Callable[[Rig], None]], *args: Any, **settings: Any) -> Strikes:
     """First between sidecar and broker, then between clients and sidecar."""
     return [strike(where, *args, **settings) for where in ("broker", "clients")]
 
 
-Strikes = list[Callable[[Rig], None]]
 FAULTS: dict[str, Strikes] = {
     "connections reset": both(cut, reset=True),
     "connections ended": both(cut, reset=False),
@@ -72,8 +72,6 @@ FAULTS: dict[str, Strikes] = {
     "sidecar restarted": [sidecar_restarted],
     "sidecar killed": [sidecar_killed],
 }
-
-
 IN_MAKE_TEST = ("connections reset", "stalled", "reset within responses", "broker killed", "sidecar restarted")
 """The others take most of the time; `make faults` strikes with all of them."""
 
@@ -99,23 +97,6 @@ def test_faults_lose_and_repeat_nothing(rig: Rig, topic: str, fault: str, anomal
         now, moved = charged(rig.proxy), traffic(rig)
         assert VALUE_BYTES * through.acknowledged < now.produce - before.produce <= moved.produce - carried.produce
         assert VALUE_BYTES * through.consuming.done < now.fetch - before.fetch <= moved.fetch - carried.fetch
-
-
-def test_follows_moved_broker(rig: Rig, topic: str) -> None:
-    """Another port, and the sidecar's own looks at the cluster are an hour apart: it looks when a client misses it."""
-    with FaultyNetwork() as network:
-        # Stands for a name in front of the cluster, which leads to a broker wherever that is.
-        (port,) = free_ports(1)
-        name = network.link(("127.0.0.1", port), ("127.0.0.1", rig.cluster.node(1).port))
-        upstream = {"bootstrap": [f"127.0.0.1:{port}"]}
-        create_topic(rig.cluster.bootstrap[0], topic)
-        with sidecar([], QUOTAS, upstream=upstream) as proxy, at_work(proxy.bootstrap, topic, rig.direct) as work:
-            old = rig.cluster.node(1).port
-            rig.cluster.stop_broker(1, kill=True)
-            new = rig.cluster.start_broker(1, move=True).port
-            assert new != old
-            name.target = ("127.0.0.1", new)
-            work.wait_for_progress()
 
 
 def traffic(rig: Rig) -> Charged:

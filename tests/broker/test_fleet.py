@@ -19,67 +19,47 @@ from config.sections import FleetSection
 from proxy.app.fleet import member
 from proxy.app.fleet.member import TOPIC_CONFIG, Exchange
 from tests.lab.kafka import KafkaCluster
-from tests.support.certificates import Authority
 from tests.support.precedence import precedence
-from tests.support.secure_tools import own_login
 from tests.support.sidecars import FLEET_KEY, Sidecar, sidecar
 from tests.support.waiting import until
 
 LIMIT = 1_000_000
+LIMITS = [{"client-id": "etl", "producer_byte_rate": LIMIT}]
 VALUE = b"x" * 5000
 
 
-class Load:
-    """A producer of librdkafka, which ignores throttle times, in front of one sidecar: as much as it can, while on."""
+@contextmanager
+def load(bootstrap: str, topic: str) -> Iterator[threading.Event]:
+    """A producer of librdkafka, which ignores throttle times, before one sidecar: all that it can, while it is set."""
+    from confluent_kafka import Producer
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        from confluent_kafka import Producer
+    small = {"linger.ms": 0, "batch.size": 20_000, "batch.num.messages": 4, "queue.buffering.max.messages": 40}
+    patient = {"message.timeout.ms": 120_000, "socket.timeout.ms": 60_000, "log_level": 0}
+    own = {"bootstrap.servers": bootstrap, "client.id": "etl", "acks": 1}
+    producer, on, done = Producer(own | small | patient), threading.Event(), threading.Event()
 
-        self._producer = Producer(
-            {
-                "bootstrap.servers": bootstrap,
-                "client.id": "etl",
-                "acks": 1,
-                "linger.ms": 0,
-                "batch.size": 20_000,
-                "batch.num.messages": 4,
-                "queue.buffering.max.messages": 40,
-                "message.timeout.ms": 120_000,
-                "socket.timeout.ms": 60_000,
-                "log_level": 0,
-            }
-        )
-        self._topic = topic
-        self.on = False
-        self._done = False
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._done:
-            if not self.on:
-                self._producer.poll(0.05)
-                continue
+    def run() -> None:
+        while not done.is_set():
             try:
-                self._producer.produce(self._topic, VALUE)
-                self._producer.poll(0)
+                if on.is_set():
+                    producer.produce(topic, VALUE)
+                producer.poll(0 if on.is_set() else 0.05)
             except BufferError:
-                self._producer.poll(0.02)
+                producer.poll(0.02)
 
-    def stop(self) -> None:
-        self._done = True
-        self._thread.join()
-        self._producer.purge()
-        self._producer.flush(1)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield on
+    finally:
+        done.set()
+        thread.join()
+        producer.purge()
+        producer.flush(1)
 
 
 def _group(one: Sidecar) -> dict[str, Any] | None:
     return next((group for group in one.get("/quotas")["groups"] if group["kind"] == "produce"), None)
-
-
-def _amount(one: Sidecar) -> float:
-    group = _group(one)
-    return 0.0 if group is None else float(group["totals"]["amount"])
 
 
 def _share(one: Sidecar) -> float:
@@ -89,9 +69,8 @@ def _share(one: Sidecar) -> float:
 
 def _reading(one: Sidecar) -> tuple[float, float]:
     """When (a busy machine may take its time for the answer), and how many bytes have gone through until then."""
-    asked = time.monotonic()
-    amount = _amount(one)
-    return (asked + time.monotonic()) / 2, amount
+    asked, group = time.monotonic(), _group(one)
+    return (asked + time.monotonic()) / 2, 0.0 if group is None else float(group["totals"]["amount"])
 
 
 def _rates(fleet: list[Sidecar], seconds: float) -> list[float]:
@@ -102,67 +81,59 @@ def _rates(fleet: list[Sidecar], seconds: float) -> list[float]:
     return [(sent - was) / (at - began) / LIMIT for (began, was), (at, sent) in zip(before, after, strict=True)]
 
 
+def _all_in_contact(*fleet: Sidecar) -> None:
+    until(lambda: {one.metric("kquota_fleet_instances") for one in fleet} == {len(fleet)})
+
+
 @contextmanager
 def _fleet(kafka: KafkaCluster, count: int, **settings: Any) -> Iterator[list[Sidecar]]:
     fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"} | settings
     with ExitStack() as stack:
-        found = [
-            stack.enter_context(
-                sidecar(kafka.bootstrap, [{"client-id": "etl", "producer_byte_rate": LIMIT}], fleet=fleet)
-            )
-            for _ in range(count)
-        ]
-        yield found
+        yield [stack.enter_context(sidecar(kafka.bootstrap, LIMITS, fleet=fleet)) for _ in range(count)]
 
 
 def test_three_sidecars_share_one_limit(kafka: KafkaCluster, topic: str) -> None:
-    with _fleet(kafka, 3) as fleet:
-        loads = [Load(one.bootstrap, topic) for one in fleet]
-        try:
-            until(lambda: all(one.metric("kquota_fleet_instances") == 3 for one in fleet))
-            # One alone has all of it.
-            loads[0].on = True
-            until(lambda: _share(fleet[0]) > 0.98)
-            # All: a third each; the sum of the shares is never above the limit.
-            for load in loads:
-                load.on = True
+    with _fleet(kafka, 3) as fleet, ExitStack() as stack:
+        loads = [stack.enter_context(load(one.bootstrap, topic)) for one in fleet]
+        _all_in_contact(*fleet)
+        # One alone has all of it.
+        loads[0].set()
+        until(lambda: _share(fleet[0]) > 0.98)
+        # All: a third each; the sum of the shares is never above the limit.
+        for each in loads:
+            each.set()
 
-            def thirds() -> list[float] | None:
-                found = [_share(one) for one in fleet]
-                # If none has changed by a second look, these are the shares of one moment.
-                return found if min(found) > 0.3 and found == [_share(one) for one in fleet] else None
+        def thirds() -> list[float] | None:
+            found = [_share(one) for one in fleet]
+            # If none has changed by a second look, these are the shares of one moment.
+            return found if min(found) > 0.3 and found == [_share(one) for one in fleet] else None
 
-            assert sum(until(thirds)) <= 1.0
-            _rates(fleet, 5.0)
-            with precedence(os.getpid(), *(node.pid for node in kafka.nodes), *(one.pid for one in fleet)):
-                _rates(fleet, 3.0)
+        assert sum(until(thirds)) <= 1.0
+        _rates(fleet, 5.0)
+        with precedence(os.getpid(), *(node.pid for node in kafka.nodes), *(one.pid for one in fleet)):
+            _rates(fleet, 3.0)
+            seen: list[list[float]] = []
 
-                seen: list[list[float]] = []
+            def used() -> bool:
+                seen.append(rates := _rates(fleet, 12.0))
+                assert sum(rates) <= 1.05
+                evenness = sum(rates) ** 2 / (3 * sum(rate**2 for rate in rates))  # Jain's index
+                return sum(rates) >= 0.95 and evenness >= 0.95
 
-                def used() -> bool:
-                    rates = _rates(fleet, 12.0)
-                    seen.append(rates)
-                    assert sum(rates) <= 1.05
-                    evenness = sum(rates) ** 2 / (3 * sum(rate**2 for rate in rates))  # Jain's index
-                    return sum(rates) >= 0.95 and evenness >= 0.95
-
-                # A busy machine can starve the producers, so one reading of the whole limit is enough.
-                until(used, lambda: f"no reading has the whole limit, evenly: {seen}", limit_s=60.0)
-            text = fleet[0].get("/explain?user=ANONYMOUS&client_id=etl")
-            produce = next(one for one in text["kinds"] if one["kind"] == "produce")
-            assert produce["scope"] == "fleet"
-            assert (produce["now"]["fleet"]["sharing"], produce["now"]["fleet"]["why"]) == (3, "split")
-            # kill -9: forgotten after ten seconds, and its share is the others'.
-            fleet[2].kill()
-            until(lambda: min(_share(one) for one in fleet[:2]) > 0.48, limit_s=30.0)
-            # A drain frees it at once.
-            with precedence(*(node.pid for node in kafka.nodes), *(one.pid for one in fleet[:2])):
-                fleet[1].stop()
-                fleet[1].killed = True
-                until(lambda: _share(fleet[0]) > 0.98, limit_s=6.0)
-        finally:
-            for load in loads:
-                load.stop()
+            # A busy machine can starve the producers, so one reading of the whole limit is enough.
+            until(used, lambda: f"no reading has the whole limit, evenly: {seen}", limit_s=60.0)
+        text = fleet[0].get("/explain?user=ANONYMOUS&client_id=etl")
+        produce = next(one for one in text["kinds"] if one["kind"] == "produce")
+        assert produce["scope"] == "fleet"
+        assert (produce["now"]["fleet"]["sharing"], produce["now"]["fleet"]["why"]) == (3, "split")
+        # kill -9: forgotten after ten seconds, and its share is the others'.
+        fleet[2].kill()
+        until(lambda: min(_share(one) for one in fleet[:2]) > 0.48, limit_s=30.0)
+        # A drain frees it at once.
+        with precedence(*(node.pid for node in kafka.nodes), *(one.pid for one in fleet[:2])):
+            fleet[1].stop()
+            fleet[1].killed = True
+            until(lambda: _share(fleet[0]) > 0.98, limit_s=6.0)
 
 
 def test_a_client_behind_a_sidecar_cannot_change_the_topic(kafka: KafkaCluster, topic: str) -> None:
@@ -172,9 +143,12 @@ def test_a_client_behind_a_sidecar_cannot_change_the_topic(kafka: KafkaCluster, 
 
     name = f"guarded-{uuid.uuid4().hex}"
     create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=2)
-    with _fleet(kafka, 1, topic=name) as (one,):
-        until(lambda: "reading the fleet's topic" in one.log.read_text())
-        direct, behind = (KafkaAdminClient(bootstrap_servers=there) for there in (kafka.bootstrap, one.bootstrap))
+    with (
+        _fleet(kafka, 1, topic=name) as (one,),
+        KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as direct,
+        KafkaAdminClient(bootstrap_servers=one.bootstrap) as behind,
+    ):
+        until(lambda: one.logged("reading the fleet's topic"))
         (known,) = direct.describe_topics([name])
         topic_id = uuid.UUID(known["topic_id"])
         config = ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": "1"})
@@ -202,28 +176,20 @@ def test_a_client_behind_a_sidecar_cannot_change_the_topic(kafka: KafkaCluster, 
         behind.create_topics([NewTopic(topic, 1, 1)])
         behind.create_partitions({topic: 2})
         behind.delete_topics([topic])
-        for admin in (direct, behind):
-            admin.close()
 
 
 def test_keys_are_rotated_while_all_run(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
-    from kafka import KafkaAdminClient
-    from kafka.admin import NewTopic
-
     old, new = FLEET_KEY, "the key that comes after it, for all"
     files = [tmp_path / f"key-{number}" for number in range(2)]
     for file in files:
         file.write_text(old)
-    limits = [{"client-id": "etl", "producer_byte_rate": LIMIT}]
-    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-    admin.create_topics([NewTopic(topic, 1, 1)])  # without what the fleet sets
-    admin.close()
+    create_topics(kafka.bootstrap, {topic: {}}, partitions=1)  # without what the fleet sets
     common = {"id": uuid.uuid4().hex, "default_scope": "fleet", "interval_s": 0.5, "topic": topic}
     with (
-        sidecar(kafka.bootstrap, limits, fleet=common | {"key_file": str(files[0])}) as one,
-        sidecar(kafka.bootstrap, limits, fleet=common | {"key_file": str(files[1])}) as other,
+        sidecar(kafka.bootstrap, LIMITS, fleet=common | {"key_file": str(files[0])}) as one,
+        sidecar(kafka.bootstrap, LIMITS, fleet=common | {"key_file": str(files[1])}) as other,
     ):
-        until(lambda: one.metric("kquota_fleet_instances") == other.metric("kquota_fleet_instances") == 2)
+        _all_in_contact(one, other)
         assert f"--topic {topic} --add-config compression.type=uncompressed" in one.log.read_text()
         for count, keys in enumerate((f"{old}\n{new}", f"{new}\n{old}", new), 1):
             for each, file in zip((one, other), files, strict=True):
@@ -237,59 +203,50 @@ def test_keys_are_rotated_while_all_run(kafka: KafkaCluster, topic: str, tmp_pat
 
 @pytest.mark.timeout(180)
 def test_fleet_topic_gets_its_partitions_back(kafka: KafkaCluster, topic: str) -> None:
-    """As by a broker that creates topics automatically: the fleet counts on the partitions that there were."""
+    """Deleted, it is created as it was, and by no broker, although those of tests create any topic that a client names;
+    one that somebody created with one partition has as many again."""
     from kafka import KafkaAdminClient
-    from kafka.admin import NewTopic
+    from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
     from kafka.errors import TopicAlreadyExistsError
 
     name = f"anew-{uuid.uuid4().hex}"
-    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
     create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=3)
-    with _fleet(kafka, 2, topic=name) as fleet:
+    with (
+        _fleet(kafka, 2, topic=name) as fleet,
+        load(fleet[0].bootstrap, topic) as on,
+        KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin,
+    ):
 
-        def has_partitions_back() -> bool:
-            texts = [one.log.read_text() for one in fleet]
-            return any("topic restored" in text or "topic was created" in text for text in texts)
+        def made(event: str) -> list[dict[str, Any]]:
+            return [line for one in fleet for line in one.logged(event)]
 
-        load = Load(fleet[0].bootstrap, topic)
-        load.on = True
-        try:
-            until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
-            until(lambda: _share(fleet[0]) > 0.98)
-            admin.delete_topics([name])
-            # The fleet may have it back before this test has seen it gone.
-            until(lambda: name not in admin.list_topics() or has_partitions_back())
-            with suppress(TopicAlreadyExistsError):  # the broker made it, with its one partition
-                admin.create_topics([NewTopic(name, 1, 1)])
-            until(has_partitions_back, limit_s=60.0)
+        def all_is_as_before() -> None:
             until(lambda: len(admin.describe_topics([name])[0]["partitions"]) == 3)
-            until(lambda: all(one.metric("kquota_fleet_lost") == 0 for one in fleet), limit_s=60.0)
-            until(lambda: _share(fleet[0]) > 0.98, limit_s=60.0)
-            until(lambda: all(one.metric("kquota_fleet_instances") == 2 for one in fleet))
-        finally:
-            load.stop()
-            admin.close()
+            until(lambda: all(one.metric("kquota_fleet_lost") == 0 for one in fleet))
+            until(lambda: _share(fleet[0]) > 0.98)
+            _all_in_contact(*fleet)
 
-
-def test_deleted_topic_is_created_as_it_was_and_by_no_broker(kafka: KafkaCluster) -> None:
-    """The brokers of tests create any topic that a client names, with one partition and their own settings."""
-    from kafka import KafkaAdminClient
-    from kafka.admin import ConfigResource, ConfigResourceType
-
-    name = f"deleted-{uuid.uuid4().hex}"
-    create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=3)
-    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
-    with _fleet(kafka, 1, topic=name) as (one,):
-        until(lambda: "reading the fleet's topic" in one.log.read_text())
+        on.set()
+        all_is_as_before()
         admin.delete_topics([name])
-        (made,) = until(lambda: one.logged("the fleet's topic was created"))
-        assert made["partitions"] == 3
-        until(lambda: len(one.logged("reading the fleet's topic")) == 2)
-        assert len(admin.describe_topics([name])[0]["partitions"]) == 3
+        created = until(lambda: made("the fleet's topic was created"))
+        assert {line["partitions"] for line in created} == {3}
+        all_is_as_before()
         resource = ConfigResource(ConfigResourceType.TOPIC, name)
         found = admin.describe_configs([resource], config_filter="all")["topic"][name]
         assert found["retention.ms"]["value"] == TOPIC_CONFIG["retention.ms"]
-    admin.close()
+
+        def times() -> int:
+            return len(made("the fleet's topic was created") + made("partitions of the fleet's topic restored"))
+
+        before = times()
+        admin.delete_topics([name])
+        # The fleet may have it back before this test has seen it gone.
+        until(lambda: name not in admin.list_topics() or times() > before)
+        with suppress(TopicAlreadyExistsError):
+            admin.create_topics([NewTopic(name, 1, 1)])
+        until(lambda: times() > before)
+        all_is_as_before()
 
 
 def test_warns_of_partitions_that_were_added(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,20 +256,19 @@ def test_warns_of_partitions_that_were_added(kafka: KafkaCluster, monkeypatch: p
     monkeypatch.setattr(member, "METADATA_AGE_MS", 200)
     name = f"more-{uuid.uuid4().hex}"
     create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=2)
-    settings = FleetSection(key_file="/not/read", topic=name)
-    exchange, warning = Exchange(settings, kafka.bootstrap), "the fleet's topic has a different number of partitions"
-    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    exchange = Exchange(FleetSection(key_file="/not/read", topic=name), kafka.bootstrap)
+    warning = "the fleet's topic has a different number of partitions"
     with structlog.testing.capture_logs() as logs:
         exchange.start()
         until(lambda: exchange.partitions == 2)
-        admin.create_partitions({name: 3})
+        with KafkaAdminClient(bootstrap_servers=kafka.bootstrap) as admin:
+            admin.create_partitions({name: 3})
         until(lambda: any(warning in line["event"] for line in logs))
         time.sleep(1.0)
         exchange.stop()
         exchange.join(30.0)
     assert [line["partitions"] for line in logs if warning in line["event"]] == [3]
     assert exchange.partitions == 2
-    admin.close()
 
 
 def test_names_the_reason_why_no_record_is_written(kafka: KafkaCluster) -> None:
@@ -323,29 +279,3 @@ def test_names_the_reason_why_no_record_is_written(kafka: KafkaCluster) -> None:
         (failed,) = until(lambda: one.logged("cannot use the fleet's topic"))
         for text in (lost, failed["error"]):
             assert "InvalidRecordError: Compacted topic cannot accept message without key" in text
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "OAUTHBEARER"])
-def test_the_topic_is_reached_by_tls_with_the_own_login(
-    mechanism: str, kafka_secure: KafkaCluster, authority: Authority, tmp_path: Path
-) -> None:
-    upstream = {
-        "bootstrap": kafka_secure.bootstrap_of("SASL_SSL"),
-        "sasl": own_login(tmp_path, mechanism),
-        "tls": {"ca_file": str(authority.certificate)},
-    }
-    fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"}
-    with sidecar([], upstream=upstream, fleet=fleet) as one, sidecar([], upstream=upstream, fleet=fleet) as other:
-        until(lambda: one.metric("kquota_fleet_instances") == other.metric("kquota_fleet_instances") == 2)
-        assert one.metric("kquota_fleet_lost") == 0
-
-
-def test_forbidden_topic_creation_names_the_command(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
-    sasl = own_login(tmp_path, "SCRAM-SHA-512", "alice")
-    upstream = {"bootstrap": kafka_secure.bootstrap_of("SASL_PLAINTEXT"), "sasl": sasl}
-    with sidecar([], upstream=upstream, fleet={"topic": "closed-fleet"}) as one:
-        until(lambda: one.metric("kquota_fleet_lost") == 1, limit_s=40.0)
-        text = one.log.read_text()
-        assert "closed-fleet is missing and cannot be created" in text
-        assert "kafka-topics.sh" in text

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.suites.goodput import Row, measure
 from tests.lab.kafka import KafkaCluster
+
+pytestmark = pytest.mark.long  # loopback/test_world has such producers, simulated
 
 
 def test_no_producer_times_out_in_its_queue(kafka: KafkaCluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from typing import Any
 
 from typer.testing import CliRunner
 
@@ -52,8 +53,8 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
 
-        def waiting() -> bool:
-            return any(one["state"] == "waiting" for one in running.get("/connections")["connections"])
+        def waiting() -> list[dict[str, Any]]:
+            return [one for one in running.get("/connections")["connections"] if one["state"] == "waiting"]
 
         wait_for("a connection that waits", waiting)
         seen_at = time.monotonic()
@@ -61,7 +62,7 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
         wait_for("its connection", lambda: "waits" in text(driver, "#connections"))
         wait_for("its line", lambda: "1 connection waits, the next passes in" in text(driver, "#held"))
         assert ", 1 waiting" in text(driver, "#status")
-        (one,) = [each for each in running.get("/connections")["connections"] if each["state"] == "waiting"]
+        (one,) = waiting()
         assert (one["waiting_for"], one["muted_for_ms"]) == ("produce", 0)
         assert one["waited_ms"] >= 0
         (row,) = [each for each in running.get("/quotas")["groups"] if each["kind"] == "produce"]

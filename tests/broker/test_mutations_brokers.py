@@ -29,12 +29,12 @@ RATE, WINDOWS = 20, 1
 BURST = RATE * WINDOWS
 LIMITED, FREE = "limited", "free"
 BROKERS = {"kafka": NEW, "kafka_391": OLD}
-OLDEST = {
+OLDEST = {  # of the new release, and of the old one
     "kafka": {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0},
     "kafka_391": {CREATE_TOPICS: 0, DELETE_TOPICS: 0, CREATE_PARTITIONS: 0},
 }
 NEWEST = {CREATE_TOPICS: 7, DELETE_TOPICS: 6, CREATE_PARTITIONS: 3}
-TELLS_FROM = {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}
+TELLS_FROM = OLDEST["kafka"]
 """Versions whose answers have a throttle time."""
 
 
@@ -83,18 +83,8 @@ def asked(proxy: Sidecar, message: Any, client_id: str = LIMITED) -> Any:
 
 
 def counts_of(bootstrap: str, names: tuple[str, ...]) -> dict[str, int]:
-    from kafka.protocol.metadata import MetadataRequest
-
-    topics = [MetadataRequest.MetadataRequestTopic(version=9, name=name) for name in names]
-    message = MetadataRequest(
-        version=9,
-        topics=topics,
-        allow_auto_topic_creation=False,
-        include_cluster_authorized_operations=False,
-        include_topic_authorized_operations=False,
-    )
     with RawClient(bootstrap, FREE) as client:
-        found = client.ask(message).message.topics
+        found = client.ask(metadata(9, list(names), creates=False)).message.topics
     return {topic.name: len(topic.partitions) for topic in found if topic.error_code == 0}
 
 
@@ -114,20 +104,13 @@ def pair() -> tuple[str, str]:
     return f"a-{stem}", f"b-{stem}"
 
 
+def limited_groups(proxy: Sidecar) -> list[dict[str, Any]]:
+    return [one for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"]]
+
+
 def charged(proxy: Sidecar) -> float:
-    """Everything that the limited client was charged, refunds taken off."""
-    (group,) = (one for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"])
-    return float(group["totals"]["amount"])
-
-
-def refill(proxy: Sidecar) -> None:
-    """Wait until the tokens of the limited client are back: earlier tests have used them."""
-
-    def full() -> bool:
-        groups = [one for one in proxy.get("/quotas")["groups"] if one["kind"] == "mutation" and one["limit"]]
-        return all(one["observed"] >= BURST for one in groups)
-
-    until(full)
+    """Everything that the limited clients were charged, refunds taken off."""
+    return sum(float(group["totals"]["amount"]) for group in limited_groups(proxy))
 
 
 @pytest.mark.parametrize(("proxy", "kind", "version"), every_version(), indirect=["proxy"])
@@ -142,7 +125,8 @@ def test_mutations_are_charged_per_partition(proxy: Sidecar, kind: Kind, version
         unlimited = asked(proxy, create(7, {first: kind.before, second: kind.before}), FREE)
         assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)
         there(kind.before, kind.before)
-    refill(proxy)
+    # Earlier tests have used its tokens.
+    until(lambda: all(one["observed"] >= BURST for one in limited_groups(proxy)))
     began = time.monotonic()
     answer = asked(proxy, kind.ask(version, [first, second]))
     took_s = time.monotonic() - began
@@ -168,6 +152,9 @@ def test_mutations_are_charged_per_partition(proxy: Sidecar, kind: Kind, version
         assert (errors(unlimited), unlimited.throttle_time_ms) == ({first: 0, second: 0}, 0)
 
 
+Asking = Callable[[str, str, list[str]], None]
+
+
 def by_librdkafka(bootstrap: str, client_id: str, names: list[str]) -> None:
     """Asked for by confluent-kafka, one after the other."""
     from confluent_kafka import Producer
@@ -177,7 +164,7 @@ def by_librdkafka(bootstrap: str, client_id: str, names: list[str]) -> None:
         producer.list_topics(name, timeout=10)
 
 
-def by_version(version: int) -> Callable[[str, str, list[str]], None]:
+def by_version(version: int) -> Asking:
     """The same in this version of Metadata, with several requests on their way."""
 
     def ask(bootstrap: str, client_id: str, names: list[str]) -> None:
@@ -199,18 +186,13 @@ def by_version(version: int) -> Callable[[str, str, list[str]], None]:
         pytest.param("kafka_391", by_version(0), id=f"{OLD}-v0", marks=pytest.mark.long),
     ],
 )
-def test_topics_created_for_metadata_are_counted(
-    request: pytest.FixtureRequest, broker: str, ask: Callable[[str, str, list[str]], None]
-) -> None:
+def test_topics_created_for_metadata_are_counted(request: pytest.FixtureRequest, broker: str, ask: Asking) -> None:
     cluster: KafkaCluster = request.getfixturevalue(broker)
     stem = uuid.uuid4().hex[:12]
     names, others = (tuple(f"{kind}-{stem}-{number}" for number in range(12)) for kind in ("auto", "free"))
     rate, burst = 0.5, 3  # partitions, of which the brokers' default is one
-    with sidecar(
-        cluster.bootstrap,
-        [{"client-id": LIMITED, "controller_mutation_rate": rate}],
-        **{"controller.quota.window.num": int(burst / rate)},
-    ) as proxy:
+    quotas = [{"client-id": LIMITED, "controller_mutation_rate": rate}]
+    with sidecar(cluster.bootstrap, quotas, **{"controller.quota.window.num": int(burst / rate)}) as proxy:
         began = time.monotonic()
         ask(proxy.bootstrap, LIMITED, list(names))
         most = burst + 1 + rate * (time.monotonic() - began)  # whoever has tokens left may overdraw them once
@@ -232,14 +214,15 @@ def test_topics_created_for_metadata_are_counted(
 def use_up(cluster: KafkaCluster) -> str:
     """A client-id that the broker itself refuses everything, for minutes."""
     client_id = f"own-{uuid.uuid4().hex[:8]}"
-    deadline = time.monotonic() + 30
     set_brokers_quota(cluster.bootstrap[0], client_id, "controller_mutation_rate", 0.01)
-    while True:  # until the controller knows it, and has been overdrawn
+
+    def refused() -> bool:
         name = f"used-{uuid.uuid4().hex[:8]}"
         with RawClient(cluster.bootstrap[0], client_id) as client:
-            if errors(client.ask(create(7, {name: 5})).message) == {name: THROTTLED}:
-                return client_id
-        assert time.monotonic() < deadline
+            return errors(client.ask(create(7, {name: 5})).message) == {name: THROTTLED}
+
+    until(refused)  # the controller knows the quota, and it has been overdrawn
+    return client_id
 
 
 def body_of(address: str, client_id: str, message: Any) -> bytes:
@@ -276,12 +259,8 @@ def test_refusals_are_byte_for_byte_a_brokers(request: pytest.FixtureRequest, br
     settled(cluster.bootstrap[0], dict.fromkeys(names, 1), names)
     new = pair()
     messages = [create(version, dict.fromkeys(new, 3)) for version in (6, 7)]
-    messages += [
-        delete(5, list(names)),
-        delete(6, list(names)),
-        delete(6, [], ids),
-        partitions(3, dict.fromkeys(names, 9)),
-    ]
+    messages += [delete(5, list(names)), delete(6, list(names)), delete(6, [], ids)]
+    messages.append(partitions(3, dict.fromkeys(names, 9)))
     theirs = use_up(cluster)
     with sidecar(cluster.bootstrap, [{"client-id": "ours", "controller_mutation_rate": 0.01}]) as proxy:
         body_of(proxy.bootstrap, "ours", create(7, {pair()[0]: 5}))

@@ -20,7 +20,7 @@ from config.overlay import load_overlay
 from config.table import to_table
 from proxy.app.cli.main import app
 from quota.entity import DEFAULT
-from tests.support.raw_client import ClosedByPeerError, RawClient, produce_message
+from tests.support.raw_client import ClosedByPeerError, Ops, Pairs, RawClient, alter_quotas, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
@@ -28,45 +28,14 @@ if TYPE_CHECKING:
     from tests.lab.kafka import GuardedProcess, KafkaCluster
     from tests.support.brokers import JavaTool
 
-Pairs = Sequence[tuple[str, str | None]]
-Ops = Sequence[tuple[str, float | None]]
-PRODUCE, FETCH, TIME, MUTATIONS, RATE = (
-    "producer_byte_rate",
-    "consumer_byte_rate",
-    "request_percentage",
-    "controller_mutation_rate",
-    "connection_creation_rate",
-)
-CONFIGS = "kafka.admin.ConfigCommand"
+PRODUCE, FETCH, TIME = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
+MUTATIONS, RATE = "controller_mutation_rate", "connection_creation_rate"
 
 
-def applying(directory: Path, entries: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def applying(directory: Path, *entries: dict[str, Any]) -> dict[str, Any]:
     """`quotas` of a sidecar that applies alterations."""
-    return {
-        "entries": list(entries),
-        "alter": "apply",
-        "alter_principals": ["ANONYMOUS"],
-        "overlay": str(directory / "overlay.yaml"),
-    }
-
-
-def alter(
-    client: RawClient, entries: Sequence[tuple[Pairs, Ops]], *, version: int = 1, validate_only: bool = False
-) -> list[tuple[int, str | None, dict[str, str | None]]]:
-    from kafka.protocol.admin import AlterClientQuotasRequest as Request
-
-    parts = [
-        Request.EntryData(
-            entity=[Request.EntryData.EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
-            ops=[Request.EntryData.OpData(key=key, value=value or 0.0, remove=value is None) for key, value in ops],
-        )
-        for entity, ops in entries
-    ]
-    answer = client.ask(Request(version=version, entries=parts, validate_only=validate_only)).message
-    return [
-        (entry.error_code, entry.error_message, {part.entity_type: part.entity_name for part in entry.entity})
-        for entry in answer.entries
-    ]
+    overlay = str(directory / "overlay.yaml")
+    return {"entries": entries, "alter": "apply", "alter_principals": ["ANONYMOUS"], "overlay": overlay}
 
 
 def describe(
@@ -94,7 +63,7 @@ def quotas_removed_afterwards(bootstrap: str) -> Iterator[RawClient]:
         deadline = time.monotonic() + 20
         while (left := describe(client)[1]) and time.monotonic() < deadline:
             for entity, limits in left.items():
-                alter(client, [(list(entity), [(key, None) for key in limits])])
+                alter_quotas(client, [(list(entity), [(key, None) for key in limits])])
             time.sleep(0.1)  # the broker learns of it from the controller a little later
 
     with RawClient(bootstrap) as client:
@@ -211,19 +180,14 @@ def test_quota_admin_answers_as_a_broker(
         RawClient(proxy.bootstrap) as ours,
     ):
         assert describe(broker) == describe(ours) == (0, {})
+
+        def answers(client: RawClient, entries: Sequence[tuple[Pairs, Ops]], validate_only: bool) -> list[str]:
+            found = alter_quotas(client, entries, version=version, validate_only=validate_only)
+            return sorted(repr((code, bool(message), sorted(entity.items()))) for code, message, entity in found)
+
         for what, entries in ALTERATIONS.items():
             for validate_only in (True, False):
-                theirs, mine = (
-                    [
-                        (code, bool(message), sorted(entity.items()))
-                        for code, message, entity in alter(
-                            client, entries, version=version, validate_only=validate_only
-                        )
-                    ]
-                    for client in (broker, ours)
-                )
-                key: Callable[[Any], str] = repr
-                assert sorted(mine, key=key) == sorted(theirs, key=key), what
+                assert answers(ours, entries, validate_only) == answers(broker, entries, validate_only), what
                 # The broker learns of it from the controller a little later.
                 until(lambda: describe(ours, version=version) == describe(broker, version=version), what, 10.0)
         for what, (components, strict) in FILTERS.items():
@@ -231,21 +195,21 @@ def test_quota_admin_answers_as_a_broker(
             assert describe(ours, components, strict=strict, version=version) == theirs_found, what
 
 
-class Tool:
-    """`kafka-configs` of Kafka 4.2.0."""
+Configs = Callable[..., str]
 
-    def __init__(self, java_tool: JavaTool, bootstrap: str) -> None:
-        self._run = java_tool
-        self._bootstrap = bootstrap
 
-    def __call__(self, *arguments: str) -> str:
-        return self._run(CONFIGS, ["--bootstrap-server", self._bootstrap, *arguments]).stdout.strip()
+def tool(java_tool: JavaTool, bootstrap: str) -> tuple[Configs, Configs]:
+    """`kafka-configs` of Kafka: what it prints; and, where it has to fail, what it complains of."""
 
-    def refused(self, *arguments: str) -> str:
-        """Run it and see it fail; what it complains of."""
-        found = self._run(CONFIGS, ["--bootstrap-server", self._bootstrap, *arguments], check=False)
+    def run(*arguments: str, check: bool = True) -> Any:
+        return java_tool("kafka.admin.ConfigCommand", ["--bootstrap-server", bootstrap, *arguments], check=check)
+
+    def refused(*arguments: str) -> str:
+        found = run(*arguments, check=False)
         assert found.returncode != 0, found.stdout
-        return found.stderr
+        return str(found.stderr)
+
+    return lambda *arguments: run(*arguments).stdout.strip(), refused
 
 
 def user(name: str | None, *what: str) -> tuple[str, ...]:
@@ -253,9 +217,9 @@ def user(name: str | None, *what: str) -> tuple[str, ...]:
 
 
 def test_kafka_configs_sets_describes_and_deletes(kafka: KafkaCluster, java_tool: JavaTool, tmp_path: Path) -> None:
-    entries = [{"user": "<default>", FETCH: 4_000_000}, {"user": "shade", PRODUCE: 1, "mode": "shadow"}]
-    with sidecar(kafka.bootstrap, quotas=applying(tmp_path, entries)) as proxy, RawClient(kafka.bootstrap[0]) as broker:
-        configs = Tool(java_tool, proxy.bootstrap)
+    quotas = applying(tmp_path, {"user": "<default>", FETCH: "4M"}, {"user": "shade", PRODUCE: 1, "mode": "shadow"})
+    with sidecar(kafka.bootstrap, quotas=quotas) as proxy, RawClient(kafka.bootstrap[0]) as broker:
+        configs, refused = tool(java_tool, proxy.bootstrap)
         configs(*user("user with spaces", "--alter"), "--add-config", f"{PRODUCE}=1000000,{TIME}=50.5")
         configs(*user("<default>", "--alter"), "--add-config", f"{PRODUCE}=7")
         assert configs("--describe", "--entity-type", "users").splitlines() == [
@@ -267,26 +231,21 @@ def test_kafka_configs_sets_describes_and_deletes(kafka: KafkaCluster, java_tool
         configs(*user("user with spaces", "--alter"), "--delete-config", TIME)
         configs(*user(None, "--alter"), "--delete-config", FETCH)
         configs(*user(None, "--alter"), "--entity-type", "clients", "--entity-default", "--add-config", f"{FETCH}=9")
-        both = configs("--describe", "--entity-type", "users", "--entity-type", "clients")
-        assert both == (
-            "Quota configs for the default user-principal, the default client-id are consumer_byte_rate=9.0"
-        )
-        assert configs(*user("user with spaces", "--describe")) == (
-            "Quota configs for user-principal 'user with spaces' are producer_byte_rate=1000000.0"
-        )
         configs("--alter", "--entity-type", "ips", "--entity-name", "127.0.0.9", "--add-config", f"{RATE}=10")
-        assert configs("--describe", "--entity-type", "ips") == (
-            "Quota configs for ip '127.0.0.9' are connection_creation_rate=10.0"
-        )
-        complaint = configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=-5")
+        both = configs("--describe", "--entity-type", "users", "--entity-type", "clients")
+        one, addresses = configs(*user("user with spaces", "--describe")), configs("--describe", "--entity-type", "ips")
+        assert [both, one, addresses] == [
+            "Quota configs for the default user-principal, the default client-id are consumer_byte_rate=9.0",
+            "Quota configs for user-principal 'user with spaces' are producer_byte_rate=1000000.0",
+            "Quota configs for ip '127.0.0.9' are connection_creation_rate=10.0",
+        ]
         text = "InvalidRequestException: expected producer_byte_rate to be a finite number above 0, got -5"
-        assert text in complaint
-        assert "Invalid config(s): request_percentage" in configs.refused(
-            *user("user with spaces", "--alter"), "--delete-config", TIME
-        )
+        assert text in refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=-5")
+        complaint = refused(*user("user with spaces", "--alter"), "--delete-config", TIME)
+        assert "Invalid config(s): request_percentage" in complaint
         assert describe(broker) == (0, {})  # the broker has seen nothing of it
-        (tmp_path / "seen.yaml").write_text((tmp_path / "overlay.yaml").read_text())
-    assert [line for line in (tmp_path / "seen.yaml").read_text().splitlines() if not line.startswith("#")] == [
+        overlay = (tmp_path / "overlay.yaml").read_text()
+    assert [line for line in overlay.splitlines() if not line.startswith("#")] == [
         "quotas:",
         "- {user: user with spaces, producer_byte_rate: 1000000}",
         "- user: {name: <default>}",
@@ -306,20 +265,26 @@ def limit_of(proxy: Sidecar, kind: str, name: str) -> float | None:
 
 def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, java_tool: JavaTool, topic: str) -> None:
     """Set at the broker by kafka-configs. The broker would enforce them too: for ANONYMOUS, as every client is here."""
-    configs = Tool(java_tool, kafka.bootstrap[0])
+    configs, _ = tool(java_tool, kafka.bootstrap[0])
     quotas = {"source": "cluster", "poll_interval_s": 0.5}
     with (
         quotas_removed_afterwards(kafka.bootstrap[0]) as broker,
         sidecar(kafka.bootstrap, quotas=quotas, identity={"sources": ["static"], "static": "alice"}) as proxy,
         RawClient(proxy.bootstrap, "c") as ours,
     ):
-        produce = producing(proxy, topic)
-        assert produce(50_000) == 0
+
+        def produce_50_kb() -> int:
+            """The throttle time of the answer, on a connection of its own."""
+            with RawClient(proxy.bootstrap, "c") as client:
+                answer = client.ask(produce_message(9, client.topic(topic), [b"v" * 50_000]))
+                return int(answer.message.throttle_time_ms)
+
+        assert produce_50_kb() == 0
         configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=2000,{FETCH}=3000")
         configs("--alter", "--entity-type", "ips", "--entity-name", "10.1.2.3", "--add-config", f"{RATE}=10")
         until(lambda: limit_of(proxy, "produce", "alice") == 2000)
         assert limit_of(proxy, "fetch", "alice") == 3000
-        assert produce(50_000) > 1000
+        assert produce_50_kb() > 1000
         until(lambda: len(describe(ours)[1] or {}) == 2 and describe(ours) == describe(broker))
         assert proxy.metric("kquota_quota_limit", kind="produce", user="alice") == 2000
         configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=9223372036854775807")
@@ -328,35 +293,22 @@ def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, ja
         until(lambda: limit_of(proxy, "produce", "alice") is None)
         until(lambda: proxy.metric("kquota_quota_source_changes_total") >= 3)  # an exposition is up to a second old
         assert proxy.metric("kquota_quota_source_last_poll_successful") == 1
-        assert (
-            "PolicyViolationException: quotas cannot be altered through this kquota sidecar: they are managed in "
-            "the cluster"
-            in Tool(java_tool, proxy.bootstrap).refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=1")
-        )
+        _, refused = tool(java_tool, proxy.bootstrap)
+        text = "quotas cannot be altered through this kquota sidecar: they are managed in the cluster"
+        complaint = refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=1")
+        assert f"PolicyViolationException: {text}" in complaint
 
 
 @pytest.mark.long
 def test_forwarded_alteration_applies_at_once(kafka: KafkaCluster, java_tool: JavaTool) -> None:
     quotas = {"source": "cluster", "poll_interval_s": "1h", "alter": "forward"}
     with quotas_removed_afterwards(kafka.bootstrap[0]) as broker, sidecar(kafka.bootstrap, quotas=quotas) as proxy:
-        configs = Tool(java_tool, proxy.bootstrap)
+        configs, refused = tool(java_tool, proxy.bootstrap)
         configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=1000000")
         until(lambda: limit_of(proxy, "produce", "alice") == 1_000_000)
         assert describe(broker)[1] == {frozenset({("user", "alice")}): {PRODUCE: 1_000_000.0}}
-        assert "greater than 0" in configs.refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=0")
+        assert "greater than 0" in refused(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=0")
         assert proxy.metric("kquota_quota_alterations_total", outcome="forwarded") == 2
-
-
-def producing(proxy: Sidecar, topic: str) -> Callable[[int], int]:
-    """A function that produces so many bytes through the sidecar, each time on a connection of its own, and returns the
-    throttle time of the answer."""
-
-    def produce(size_bytes: int) -> int:
-        with RawClient(proxy.bootstrap, "c") as client:
-            answer = client.ask(produce_message(9, client.topic(topic), [b"v" * size_bytes]))
-            return int(answer.message.throttle_time_ms)
-
-    return produce
 
 
 @pytest.mark.long
@@ -379,7 +331,7 @@ def test_overlay_survives_crash_at_any_moment(kafka: KafkaCluster, tmp_path: Pat
                         if last == fatal:
                             threading.Timer(0.004 * round_number, process.kill).start()
                         others = [([("user", f"user {number}")], [(PRODUCE, float(last))]) for number in range(200)]
-                        answers = alter(admin, [([("user", "alice")], [(PRODUCE, float(last))]), *others])
+                        answers = alter_quotas(admin, [([("user", "alice")], [(PRODUCE, float(last))]), *others])
                         assert {code for code, _, _ in answers} == {0}
                         acknowledged = last
             process.wait(10)
@@ -389,10 +341,13 @@ def test_overlay_survives_crash_at_any_moment(kafka: KafkaCluster, tmp_path: Pat
 
 
 def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_path: Path) -> None:
-    path = tmp_path / "kquota.yaml"
-    path.write_text(f"upstream: {{bootstrap: {json.dumps(list(kafka.bootstrap))}}}\n")
+    (path := tmp_path / "kquota.yaml").write_text(f"upstream: {{bootstrap: {json.dumps(list(kafka.bootstrap))}}}\n")
+
+    def imported(*source: str) -> Any:
+        return CliRunner().invoke(app, ["import", "kafka", *source])
+
     with quotas_removed_afterwards(kafka.bootstrap[0]) as broker:
-        empty = CliRunner().invoke(app, ["import", "kafka", "--config", str(path)])
+        empty = imported("--config", str(path))
         assert (empty.exit_code, empty.stdout) == (1, "")
         wanted: list[tuple[Pairs, Ops]] = [
             ([("user", "alice"), ("client-id", "etl")], [(PRODUCE, 1e6), (TIME, 12.5)]),
@@ -404,11 +359,10 @@ def test_import_turns_the_clusters_quotas_into_entries(kafka: KafkaCluster, tmp_
             ([("ip", "::1")], [(RATE, 3.0)]),
             ([("ip", "::0001")], [(RATE, 3.0)]),
         ]
-        alter(broker, wanted)
+        alter_quotas(broker, wanted)
         until(lambda: len(describe(broker)[1] or {}) == len(wanted), limit_s=20.0)
-        done = CliRunner().invoke(app, ["import", "kafka", "--config", str(path)])
-        named = CliRunner().invoke(app, ["import", "kafka", "--bootstrap", kafka.bootstrap[0]])
-        assert named.stdout == done.stdout
+        done = imported("--config", str(path))
+        assert imported("--bootstrap", kafka.bootstrap[0]).stdout == done.stdout
     assert done.exit_code == 0, done.output
     table = to_table(load_bytes("q.yaml", done.stdout.encode(), on_paper=True))
     assert {(entry.user, entry.client_id): entry.producer_byte_rate for entry in table.entries} == {

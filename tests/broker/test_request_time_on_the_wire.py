@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.suites.request_time import TRAFFICS, compare
-from proxy.net.io.kernel import round_trip_ms
 from tests.broker.test_throttle_on_the_wire import watch_mute
 from tests.lab.kafka import KafkaCluster
 from tests.support.clients import CONSUMERS, PRODUCERS, Load
+from tests.support.mutation_tools import metadata
 from tests.support.precedence import precedence
 from tests.support.raw_client import Frame, RawClient, Topic, produce_message
 from tests.support.sidecars import Sidecar, sidecar
@@ -24,18 +23,6 @@ WINDOW_MS = 1000
 FACTOR = 10.0
 """docs/quota-arithmetic.md: how far the estimate may be off."""
 COMPARED = ("metadata", "metadata-8", "produce-1", "produce-1-large", "produce-all", "consumer-idle", "rebalance")
-
-
-def metadata_message() -> Any:
-    from kafka.protocol.metadata import MetadataRequest
-
-    return MetadataRequest(
-        version=10,
-        topics=[],
-        allow_auto_topic_creation=False,
-        include_cluster_authorized_operations=False,
-        include_topic_authorized_operations=False,
-    )
 
 
 def ask_until(client: RawClient, message: Callable[[], Any], enough_ms: int = 1) -> Frame:
@@ -74,7 +61,7 @@ def test_metadata_storm_is_throttled_and_muted(limited: Sidecar, kafka: KafkaClu
     """0.5 % of a thread are 50 ms in ten seconds; each ms more is (1 / 50) * 10 s = 200 ms of delay."""
     with precedence(limited.pid, *(node.pid for node in kafka.nodes)):
         with RawClient(limited.bootstrap, "storm") as client:
-            answer = ask_until(client, metadata_message, 400)
+            answer = ask_until(client, lambda: metadata(10, [], creates=False), 400)
             watch_mute(client, answer, answer.message.throttle_time_ms)
         named = throttles(limited, "storm")
         assert named.keys() == {"request"}
@@ -137,11 +124,3 @@ def test_estimate_is_within_stated_factor_of_broker() -> None:
         rows = compare(chosen, 3.0, 1, print, brokers=1)
     print(*rows, sep="\n")
     assert [row for row in rows if not 1 / FACTOR <= row["ratio"] <= FACTOR] == []
-
-
-def test_round_trip_comes_from_the_kernel() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        assert 0 < round_trip_ms(client) < 100
-    one, other = socket.socketpair()
-    with one, other:
-        assert round_trip_ms(one) == 0.0  # no TCP

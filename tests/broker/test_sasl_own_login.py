@@ -1,8 +1,9 @@
-"""The sidecar's own login at a real broker: brokers, quotas and records by each mechanism; a password that changes."""
+"""The sidecar's own login at a real broker: brokers, quotas, records and the fleet; what it does without a login."""
 
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,17 @@ from typer.testing import CliRunner
 from proxy.app.cli.main import app
 from proxy.net.upstream.cluster import Access, Node, OtherNodeError, check_node
 from proxy.net.upstream.credentials import Credentials
+from tests.corpus.job import Job
+from tests.corpus.tools import create_topic_on
 from tests.lab.kafka import KafkaCluster, run_tool
 from tests.lab.kafka.ports import free_ports
 from tests.lab.kafka.security import MECHANISMS
 from tests.support.certificates import Authority
+from tests.support.fault_tools import Producing
+from tests.support.raw_client import RawClient
 from tests.support.records import subscribed
-from tests.support.secure_tools import PASSWORDS, own_login
-from tests.support.sidecars import Sidecar, sidecar
+from tests.support.secure_tools import PASSWORDS, login, own_login
+from tests.support.sidecars import sidecar
 from tests.support.waiting import until
 
 LISTENER = "SASL_PLAINTEXT"
@@ -41,19 +46,13 @@ def test_brokers_and_quotas_are_known_before_any_client_comes(
 
 
 def test_reports_wrong_password_and_takes_the_right_one(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
-    secret, login = tmp_path / "secret", own_login(tmp_path, "SCRAM-SHA-512")
-    secret.write_text("not-the-password")
-    upstream = {"bootstrap": kafka_secure.bootstrap_of(LISTENER), "sasl": login}
-    with sidecar([], upstream=upstream, not_ready="refuses the login (error 58)") as running:
-        secret.write_text(PASSWORDS["kquota"])
-        until(lambda: '"cluster reached"' in running.log.read_text(), lambda: running.log.read_text()[-3000:])
-        secret.write_text("not-the-password")
-        until(
-            lambda: running.log.read_text().count("refuses the login (error 58)") >= 2,
-            lambda: running.log.read_text()[-3000:],
-        )
-        secret.write_text(PASSWORDS["kquota"])
-        until(lambda: running.log.read_text().count('"cluster reached"') >= 2, lambda: running.log.read_text()[-3000:])
+    upstream = {"bootstrap": kafka_secure.bootstrap_of(LISTENER), "sasl": own_login(tmp_path, "SCRAM-SHA-512")}
+    (secret := tmp_path / "secret").write_text("not-the-password")
+    refused, reached = "refuses the login (error 58)", '"cluster reached"'
+    with sidecar([], upstream=upstream, not_ready=refused) as running:
+        for password, said, times in ((None, reached, 1), ("not-the-password", refused, 2), (None, reached, 2)):
+            secret.write_text(password or PASSWORDS["kquota"])
+            until(lambda said=said, times=times: running.log.read_text().count(said) >= times, said)
         assert "password" not in running.log.read_text().replace(str(secret), "")
 
 
@@ -83,8 +82,7 @@ def test_check_connects(
         asked = kafka_secure.bootstrap if listener == "PLAINTEXT" else kafka_secure.bootstrap_of(listener)
     made: dict[str, Any] = {"bootstrap": asked}
     if "sasl" in settings:
-        login = own_login(tmp_path, "SCRAM-SHA-512")
-        made["sasl"] = login | {"username": settings["sasl"]}
+        made["sasl"] = own_login(tmp_path, "SCRAM-SHA-512") | {"username": settings["sasl"]}
     if "tls" in settings:
         made["tls"] = {"ca_file": str(authority.certificate)}
     path = tmp_path / "kquota.yaml"
@@ -129,12 +127,11 @@ def test_delegation_tokens_are_charged_to_their_owner(kafka_secure: KafkaCluster
         own = user == "alice"
         export = {"export": {"kafka_topic": "usage-of-tokens", "interval_s": 1}} if own else {}
         with sidecar([], upstream=settings, identity=identity, **export) as running:
-            login = java_login(tmp_path, token_id, hmac, ' tokenauth="true"')
-            done = run_tool(f"{TOOLS}.TopicCommand", ["--bootstrap-server", running.bootstrap, *login, "--list"])
-            assert done.returncode == 0
-            assert seen_users(running) >= {user}
+            known = java_login(tmp_path, token_id, hmac, ' tokenauth="true"')
+            run_tool(f"{TOOLS}.TopicCommand", ["--bootstrap-server", running.bootstrap, *known, "--list"])
+            assert user in {sample.labels.get("user") for sample in running.samples()}
             if own:  # usage records go to the topic with the sidecar's own login
-                until(lambda: records(kafka_secure, "usage-of-tokens"), lambda: running.log.read_text()[-3000:])
+                until(lambda: records(kafka_secure, "usage-of-tokens"))
             assert hmac not in running.log.read_text() + running.metrics()
             if "sasl" in settings and not own:  # a user without Describe on alice's tokens
                 (line,) = running.logged("owner of a delegation token unknown")
@@ -150,10 +147,6 @@ def java_login(folder: Path, username: str, password: str, more: str = "") -> li
     return ["--command-config", str(properties)]
 
 
-def seen_users(running: Sidecar) -> set[str]:
-    return {sample.labels["user"] for sample in running.samples() if "user" in sample.labels}
-
-
 def new_delegation_token(kafka: KafkaCluster, folder: Path) -> tuple[str, str]:
     """(id, secret) of a new token of alice's."""
     (bootstrap,) = kafka.bootstrap_of(LISTENER)
@@ -162,3 +155,60 @@ def new_delegation_token(kafka: KafkaCluster, folder: Path) -> tuple[str, str]:
     rows = [line.split() for line in done.stdout.splitlines() if "User:alice" in line]
     assert rows, done.stdout + done.stderr
     return rows[0][0], rows[0][1]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_clients_that_know_only_a_broker_port_come_back(
+    keeps: bool, kafka_secure: KafkaCluster, tmp_path: Path
+) -> None:
+    """kill -9 before brokers that want a login, which the sidecar itself does not have: by the file of its ports."""
+    path = tmp_path / "ports.json"
+    job = Job(kafka_secure.bootstrap[0], uuid.uuid4().hex[:6], kafka_secure.version, 1)
+    topic = create_topic_on(job, "t", {0: [1]})
+    credentials = login("confluent-kafka", "PLAIN", "alice", PASSWORDS["alice"])
+    listen = {"state_file": str(path)} if keeps else {}
+    with sidecar(kafka_secure.bootstrap_of(LISTENER), listen=listen) as running:
+        assert running.get("/brokers")["brokers"] == []
+        with Producing(running.bootstrap, topic, **credentials) as first:
+            first.wait_for_progress()
+            first.finish()
+        (port,) = (each["local_port"] for each in running.get("/brokers")["brokers"])
+        with Producing(f"127.0.0.1:{port}", topic, **credentials) as producing:
+            producing.wait_for_progress()
+            until(lambda: path.exists() or not keeps)
+            running.kill()
+            running.start_again()  # ready
+            if keeps:
+                producing.wait_for_progress()
+                producing.finish()
+                assert producing.refused == {}
+            else:
+                with pytest.raises(ConnectionRefusedError):
+                    RawClient(f"127.0.0.1:{port}")
+                running.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-512", "OAUTHBEARER"])
+def test_fleet_topic_is_reached_by_tls_with_the_own_login(
+    mechanism: str, kafka_secure: KafkaCluster, authority: Authority, tmp_path: Path
+) -> None:
+    upstream = {
+        "bootstrap": kafka_secure.bootstrap_of("SASL_SSL"),
+        "sasl": own_login(tmp_path, mechanism),
+        "tls": {"ca_file": str(authority.certificate)},
+    }
+    fleet = {"id": uuid.uuid4().hex, "default_scope": "fleet"}
+    with sidecar([], upstream=upstream, fleet=fleet) as one, sidecar([], upstream=upstream, fleet=fleet) as other:
+        until(lambda: one.metric("kquota_fleet_instances") == other.metric("kquota_fleet_instances") == 2)
+        assert one.metric("kquota_fleet_lost") == 0
+
+
+def test_forbidden_topic_creation_names_the_command(kafka_secure: KafkaCluster, tmp_path: Path) -> None:
+    sasl = own_login(tmp_path, "SCRAM-SHA-512", "alice")
+    upstream = {"bootstrap": kafka_secure.bootstrap_of(LISTENER), "sasl": sasl}
+    with sidecar([], upstream=upstream, fleet={"topic": "closed-fleet"}) as one:
+        until(lambda: one.metric("kquota_fleet_lost") == 1, limit_s=40.0)
+        text = one.log.read_text()
+        assert "closed-fleet is missing and cannot be created" in text
+        assert "kafka-topics.sh" in text

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from proxy.core.wire.messages import request_header
+from proxy.core.wire.messages import framed, request_header
+from proxy.core.wire.primitives import string
 from tests.lab.kafka import KafkaCluster
 from tests.support.precedence import precedence
 from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, fetched_values, produce_message
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 RATE = 20_000
 """Bytes/s for every client-id, each with a counter of its own. The window holds 10 s: 200 000 B pass, 220 000 B are
@@ -109,7 +111,7 @@ def test_fetch_over_quota(limited: Sidecar, topic: str, version: int, kind: str)
     where = fill(limited, topic, 2, 230_000)
 
     with RawClient(limited.bootstrap, f"fetch-{version}-{kind}-{topic}") as client:
-        session = {"sessionless": (0, -1), "full": (0, 0), "incremental": (0, 0)}[kind]
+        session = (0, -1 if kind == "sessionless" else 0)
         # The request goes on with max_bytes 200 000, but at least one batch always comes (KIP-74): 230 000 B, which
         # is (23 000 - 20 000) / 20 000 * 10 s = 1.5 s over.
         first = client.ask(fetch_message(version, where, session=session))
@@ -129,24 +131,17 @@ def test_fetch_over_quota(limited: Sidecar, topic: str, version: int, kind: str)
             assert second.message.session_id == (session_id if kind == "incremental" else 0)
         watch_mute(client, second, throttle_ms)
         # The session is still in step with the broker, which never saw the request that was refused.
-        epoch = 2
-        deadline = time.monotonic() + 25
-        while True:
-            if kind == "incremental":
-                session = (session_id, epoch)
-                epoch += 1
+        epochs = itertools.count(2)
+
+        def read_again() -> list[bytes]:
             # offset 1 was named in a request that the broker did not get; an incremental fetch need not repeat it
-            named = None if kind == "incremental" else where
-            again = client.ask(fetch_message(version, named, offset=1, session=session))
-            if version >= 7:
-                assert again.message.error_code == 0
-            for partition in again.message.responses[0].partitions if again.message.responses else ():
-                assert partition.error_code == 0
-            values = fetched_values(again.message)
-            if values:
-                break
-            assert time.monotonic() < deadline
-        assert [value[:6] for value in values] == [b"000001"]
+            named, at = (None, (session_id, next(epochs))) if kind == "incremental" else (where, session)
+            again = client.ask(fetch_message(version, named, offset=1, session=at)).message
+            assert version < 7 or again.error_code == 0
+            assert not any(partition.error_code for one in again.responses for partition in one.partitions)
+            return fetched_values(again)
+
+        assert [value[:6] for value in until(read_again)] == [b"000001"]
 
 
 @pytest.mark.parametrize(("first", "second"), [(12, 13), (17, 11)])
@@ -160,14 +155,15 @@ def test_fetch_session_changes_names_for_ids(
         with RawClient(bootstrap, f"changes-{first}-{topic}") as client:
             session_id = client.ask(fetch_message(first, where, session=(0, 0))).message.session_id
             client.ask(fetch_message(first, where, offset=1, session=(session_id, 1)))
-            deadline = time.monotonic() + 25
-            while True:  # over its quota, a broker too answers a changed session only that it is none
+
+            def change(client: RawClient = client, session_id: int = session_id) -> int:
                 changed = client.ask(fetch_message(second, where, offset=1, session=(session_id, 2))).message
                 assert changed.session_id == 0
-                if changed.error_code or time.monotonic() > deadline:
-                    break
+                return int(changed.error_code)
+
+            changed = until(change)  # over its quota, a broker too answers a changed session only that it is none
             again = client.ask(fetch_message(first, None, session=(session_id, 2))).message
-            errors.append((changed.error_code, again.error_code))
+            errors.append((changed, again.error_code))
             assert [value[:6] for value in fetched_values(again)] == [b"000001"]
     assert errors == [(FETCH_SESSION_TOPIC_ID_ERROR, 0)] * 2
 
@@ -178,10 +174,9 @@ def test_oldest_fetch_on_an_older_broker(limited: Sidecar, topic: str) -> None:
     where = fill(limited, topic, 2, 150_000)
 
     def frame(correlation_id: int, offset: int) -> bytes:
-        name = where.name.encode()
-        body = struct.pack(">iiiih", -1, 500, 1, 1, len(name)) + name + struct.pack(">iiqi", 1, 0, offset, 10_000_000)
-        payload = request_header(1, 0, correlation_id, f"v0-{topic}") + body
-        return struct.pack(">i", len(payload)) + payload
+        topics = struct.pack(">i", 1) + string(where.name) + struct.pack(">iiqi", 1, 0, offset, 10_000_000)
+        body = struct.pack(">iii", -1, 500, 1) + topics
+        return framed(request_header(1, 0, correlation_id, f"v0-{topic}") + body)
 
     with RawClient(limited.bootstrap) as client:
         client.send(frame(1, 0))
@@ -193,34 +188,3 @@ def test_oldest_fetch_on_an_older_broker(limited: Sidecar, topic: str) -> None:
         client.send(API_VERSIONS_0)
         # 300 000 B in 10 s are 30 000 B/s: (30 000 - 20 000) / 20 000 * 10 s = 5 s
         assert client.read_frame().first_byte_at - asked_at > 4.0
-
-
-def test_a_client_without_quota_notices_nothing(kafka: KafkaCluster, topic: str) -> None:
-    with sidecar(kafka.bootstrap, [{"client-id": "limited", "producer_byte_rate": RATE}]) as running:
-        with RawClient(running.bootstrap, "limited") as limited_client, RawClient(running.bootstrap, "free") as free:
-            where = free.topic(topic)
-            message = produce_message(9, where, [b"r" * 220_000])
-            assert limited_client.ask(message).message.throttle_time_ms > 0
-            slowest = max(
-                answer.last_byte_at - answer.asked_at
-                for answer in (free.ask(produce_message(9, where, [b"r" * 220_000])) for _ in range(10))
-            )
-            assert slowest < 0.5
-        groups = {row["client_id"]: row for row in running.get("/quotas")["groups"] if row["kind"] == "produce"}
-        assert groups["limited"]["totals"]["throttled"] == 1
-
-
-def test_releases_client_that_leaves_while_muted(limited: Sidecar, topic: str) -> None:
-    before = limited.metric("kquota_connections_open")
-    with RawClient(limited.bootstrap, f"gone-{topic}") as client:
-        # 3 MB: 300 000 B/s over 10 s, (300 000 - 20 000) / 20 000 * 10 s = 140 s, announced: max_mute, 120 s.
-        # (It is more than a broker takes in one batch, and charged all the same.)
-        answer = client.ask(produce_message(9, client.topic(topic), [b"r" * 1_000_000] * 3))
-        assert 119_000 < answer.message.throttle_time_ms <= 120_000
-    gone_at = time.monotonic()
-    while limited.metric("kquota_connections_open") > before:
-        assert time.monotonic() < gone_at + 5
-        time.sleep(0.05)
-    while limited.metric("kquota_throttle_capped_total") < 1:  # an exposition is up to a second old
-        assert time.monotonic() < gone_at + 10
-        time.sleep(0.2)

@@ -24,7 +24,6 @@ from proxy.net.tls.contexts import ClientTls, KeyPair
 from proxy.net.tls.principal import NoRuleError, PrincipalRules
 from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
 from tests.broker.test_connection_limits import API_VERSIONS_0
-from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster, SecureListener
 from tests.support.certificates import Authority, Issued
 from tests.support.clients import CONSUMERS, PRODUCERS, Load
@@ -32,46 +31,50 @@ from tests.support.records import produce, subscribed
 from tests.support.secure_tools import allow_all_but_closed, security
 from tests.support.session_tools import decode, encode, kio_message
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 LIMIT_S = 60.0
 RULES = r"RULE:^.*CN=([^,\\]+),OU=(eng|ops)[,+].*$/$1@$2/U, RULE:^CN=(\w+)\.(\w+).*$/$2-$1-$4/L, RULE:^UID=(.*)$/x/"
 """The first takes names apart, the second has a group that there is not, the third replaces what it finds."""
 CREATE_TOKEN = 38
-Attribute = x509.NameAttribute
+Pair = tuple[x509.ObjectIdentifier, str]
 
 
-def _name(*parts: Attribute | list[Attribute]) -> x509.Name:
-    return x509.Name([x509.RelativeDistinguishedName(part if isinstance(part, list) else [part]) for part in parts])
+def _name(*parts: Pair | list[Pair]) -> x509.Name:
+    """Of these attributes; those in a list stand at one place."""
+    places = [[x509.NameAttribute(*pair) for pair in (part if isinstance(part, list) else [part])] for part in parts]
+    return x509.Name([x509.RelativeDistinguishedName(place) for place in places])
 
 
+AS_BYTES = x509.NameAttribute(Oid.COMMON_NAME, "zwei", _ASN1Type.BMPString)
 SUBJECTS = {
     "usual": _name(
-        Attribute(Oid.COUNTRY_NAME, "DE"),
-        Attribute(Oid.STATE_OR_PROVINCE_NAME, "Bayern"),
-        Attribute(Oid.LOCALITY_NAME, "München"),
-        Attribute(Oid.ORGANIZATION_NAME, "Acme, Inc."),
-        Attribute(Oid.ORGANIZATIONAL_UNIT_NAME, "eng"),
-        Attribute(Oid.COMMON_NAME, "alice"),
+        (Oid.COUNTRY_NAME, "DE"),
+        (Oid.STATE_OR_PROVINCE_NAME, "Bayern"),
+        (Oid.LOCALITY_NAME, "München"),
+        (Oid.ORGANIZATION_NAME, "Acme, Inc."),
+        (Oid.ORGANIZATIONAL_UNIT_NAME, "eng"),
+        (Oid.COMMON_NAME, "alice"),
     ),
     "no-name-of-its-own": _name(
-        Attribute(Oid.COMMON_NAME, "web.shop"),
-        Attribute(Oid.EMAIL_ADDRESS, "web@example.com"),
-        Attribute(Oid.SERIAL_NUMBER, "42"),
-        Attribute(Oid.TITLE, "größte"),
+        (Oid.COMMON_NAME, "web.shop"),
+        (Oid.EMAIL_ADDRESS, "web@example.com"),
+        (Oid.SERIAL_NUMBER, "42"),
+        (Oid.TITLE, "größte"),
     ),
     "escapes": _name(
-        Attribute(Oid.COMMON_NAME, ' #a,b+c"d\\e<f>g;h=i/ü '),
-        Attribute(Oid.ORGANIZATIONAL_UNIT_NAME, "#1"),
-        Attribute(Oid.ORGANIZATION_NAME, "   "),
+        (Oid.COMMON_NAME, ' #a,b+c"d\\e<f>g;h=i/ü '),
+        (Oid.ORGANIZATIONAL_UNIT_NAME, "#1"),
+        (Oid.ORGANIZATION_NAME, "   "),
     ),
     "several-at-once": _name(
-        [Attribute(Oid.COMMON_NAME, "bob"), Attribute(Oid.USER_ID, "b1"), Attribute(Oid.ORGANIZATIONAL_UNIT_NAME, "z")],
-        Attribute(Oid.DOMAIN_COMPONENT, "example"),
-        Attribute(Oid.STREET_ADDRESS, "Main St. 1"),
+        [(Oid.COMMON_NAME, "bob"), (Oid.USER_ID, "b1"), (Oid.ORGANIZATIONAL_UNIT_NAME, "z")],
+        (Oid.DOMAIN_COMPONENT, "example"),
+        (Oid.STREET_ADDRESS, "Main St. 1"),
     ),
-    "shop-dots": _name(Attribute(Oid.ORGANIZATION_NAME, "o"), Attribute(Oid.COMMON_NAME, "Web.Shop")),
-    "uid": _name(Attribute(Oid.USER_ID, "carol")),
-    "two-bytes": _name(Attribute(Oid.COMMON_NAME, "zwei", _ASN1Type.BMPString)),
+    "shop-dots": _name((Oid.ORGANIZATION_NAME, "o"), (Oid.COMMON_NAME, "Web.Shop")),
+    "uid": _name((Oid.USER_ID, "carol")),
+    "two-bytes": x509.Name([AS_BYTES]),
 }
 
 OF_NEWER_JAVA = {"two-bytes": "CN=zwei"}
@@ -83,9 +86,8 @@ def cluster(authority: Authority) -> Iterator[KafkaCluster]:
     """As `kafka_secure`, with a listener that insists on certificates and maps their names."""
     base = security(authority)
     mapped = SecureListener("MAPPED", "SSL", {"ssl.client.auth": "required", "ssl.principal.mapping.rules": RULES})
-    with KafkaCluster.start(
-        1, progress=print, security=dataclasses.replace(base, listeners=(*base.listeners, mapped))
-    ) as started:
+    both = dataclasses.replace(base, listeners=(*base.listeners, mapped))
+    with KafkaCluster.start(1, progress=print, security=both) as started:
         allow_all_but_closed(started)
         yield started
 
@@ -96,27 +98,26 @@ def own(authority: Authority) -> Issued:
     return authority.issue("kquota", "127.0.0.1", "localhost", common_name="kquota")
 
 
-def listen_tls(own: Issued, authority: Authority, **more: Any) -> dict[str, Any]:
-    return {
-        "certificate_file": str(own.chain),
-        "key_file": str(own.key),
-        "ssl.client.auth": "required",
-        "client_ca_file": str(authority.certificate),
-    } | more
+def listen_tls(own: Issued, authority: Authority) -> dict[str, Any]:
+    asks = {"ssl.client.auth": "required", "client_ca_file": str(authority.certificate)}
+    return {"certificate_file": str(own.chain), "key_file": str(own.key)} | asks
 
 
-def upstream_tls(authority: Authority, own: Issued | None = None, **more: Any) -> dict[str, Any]:
+def upstream_tls(authority: Authority, own: Issued | None = None) -> dict[str, Any]:
     pair = {} if own is None else {"certificate_file": str(own.chain), "key_file": str(own.key)}
-    return {"ca_file": str(authority.certificate)} | pair | more
+    return {"ca_file": str(authority.certificate)} | pair
 
 
 def through_tls(
     cluster: KafkaCluster, listener: str, *, listen: dict[str, Any] | None, upstream: dict[str, Any] | None, **more: Any
 ) -> Any:
     """A sidecar in front of one listener; TLS on either side, or not."""
-    bootstrap = cluster.bootstrap if listener == "PLAINTEXT" else cluster.bootstrap_of(listener)
-    quotas = more.pop("quotas", [{"user": "<default>", "producer_byte_rate": 100_000_000}])
-    return sidecar(bootstrap, quotas, listen_tls=listen, upstream_tls=upstream, **more)
+    quotas = [{"user": "<default>", "producer_byte_rate": 100_000_000}]
+    return sidecar(bootstrap(cluster, listener), quotas, listen_tls=listen, upstream_tls=upstream, **more)
+
+
+def bootstrap(cluster: KafkaCluster, listener: str) -> list[str]:
+    return list(cluster.bootstrap if listener == "PLAINTEXT" else cluster.bootstrap_of(listener))
 
 
 def whoami(address: str, authority: Authority, issued: Issued) -> str:
@@ -129,18 +130,17 @@ def whoami(address: str, authority: Authority, issued: Issued) -> str:
     with (
         socket.create_connection((host, int(port)), timeout=LIMIT_S) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as secured,
+        secured.makefile("rb") as file,
     ):
         secured.sendall(framed(request_header(CREATE_TOKEN, 2, 1, "who") + body))
-        with secured.makefile("rb") as file:
-            size = file.read(4)
-            frame = file.read(int.from_bytes(size, "big"))
+        frame = file.read(int.from_bytes(file.read(4), "big"))
     assert frame, "the connection was closed"
     answer = decode(kio_message("create_delegation_token", 2, "response").CreateDelegationTokenResponse, frame[5:])
     assert int(answer.error_code) == 0, answer
     return str(answer.principal_name)
 
 
-def test_names_are_the_brokers_own(cluster: KafkaCluster, authority: Authority, own: Issued) -> None:
+def test_names_are_the_brokers_own(cluster: KafkaCluster, authority: Authority) -> None:
     """Subjects of all kinds: the same text here and at the broker, with mapping rules too; some are refused."""
     rules = PrincipalRules(RULES)
     (direct,), (mapped,) = cluster.bootstrap_of("SSL"), cluster.bootstrap_of("MAPPED")
@@ -159,35 +159,6 @@ def test_names_are_the_brokers_own(cluster: KafkaCluster, authority: Authority, 
         else:
             assert user == whoami(mapped, authority, issued), name
     assert 0 < refused < len(SUBJECTS) - 2
-
-
-@pytest.mark.usefixtures("tls_by")
-def test_the_certificate_of_each_client_is_its_user(cluster: KafkaCluster, authority: Authority, own: Issued) -> None:
-    """TLS on both sides; mapping rules, and a subject that they refuse."""
-    rules = {"ssl.principal.mapping.rules": RULES}
-    with through_tls(
-        cluster, "SSL", listen=listen_tls(own, authority, **rules), upstream=upstream_tls(authority, own)
-    ) as running:
-        alice = authority.issue_subject("usual", SUBJECTS["usual"])
-        context = ssl.create_default_context(cafile=authority.certificate)
-        context.load_cert_chain(alice.chain, alice.key)
-        with (
-            socket.create_connection(("127.0.0.1", running.port)) as plain,
-            context.wrap_socket(plain, server_hostname="localhost"),
-        ):
-            wait_for(
-                "the connection",
-                lambda: [one["user"] for one in running.get("/connections")["connections"]] == ["ALICE@ENG"],
-            )
-            (shown,) = running.get("/connections")["connections"]
-            assert shown["user_source"] == "tls"
-        # the broker sees the sidecar
-        assert whoami(running.bootstrap, authority, alice).startswith("CN=kquota,")
-        stranger = authority.issue_subject("no-rule", _name(Attribute(Oid.COMMON_NAME, "nobody")))
-        with pytest.raises((OSError, AssertionError)):
-            whoami(running.bootstrap, authority, stranger)
-        assert running.metric("kquota_tls_handshake_failures_total", peer="client", reason="principal") == 1
-        assert running.metric("kquota_tls_certificate_expiry_timestamp_seconds", setting="listen.tls") > time.time()
 
 
 def settings_of(client: str, authority: Authority, web: Issued) -> dict[str, Any]:
@@ -227,20 +198,26 @@ def there_and_back(
     for work in (PRODUCERS[client], CONSUMERS[client]):
         work(load).assert_complete(load)
     moved = 2 * load.total_bytes
-    wait_for("all bytes", lambda: running.metric("kquota_bytes_total", user=user) - before > moved)
+    until(lambda: running.metric("kquota_bytes_total", user=user) - before > moved)
 
 
 @pytest.mark.usefixtures("tls_by")
 def test_clients_by_tls_to_a_broker_by_tls(
     cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
 ) -> None:
-    """Every library; each is charged to the user of its certificate, and to no other."""
+    """Every library; each is charged to the user of its certificate, and to no other. The broker sees the sidecar's."""
     listen, upstream = listen_tls(own, authority), upstream_tls(authority, own)
     with through_tls(cluster, "SSL", listen=listen, upstream=upstream) as running:
         for client in CLIENTS:
             there_and_back(running, cluster, client, topic, settings_of(client, authority, web), USER)
         assert running.metric("kquota_bytes_total", user="ANONYMOUS") == 0
         assert running.metric("kquota_parse_errors_total") == 0
+        assert whoami(running.bootstrap, authority, web).startswith("CN=kquota,")
+        assert running.metric("kquota_tls_certificate_expiry_timestamp_seconds", setting="listen.tls") > time.time()
+        with pytest.raises((OSError, AssertionError)):
+            whoami(running.bootstrap, authority, authority.issue("late", common_name="late", expired=True))
+        failures = {"peer": "client", "reason": "certificate"}
+        until(lambda: running.metric("kquota_tls_handshake_failures_total", **failures) == 1)
 
 
 def test_each_side_may_be_plain(
@@ -271,7 +248,7 @@ def test_a_broker_that_is_not_believed_or_does_not_believe_us(
         ("SSL", None, "the broker speaks TLS here, and upstream.tls is not set"),
     ]
     for listener, tls, reason in cases:
-        (address,) = cluster.bootstrap if listener == "PLAINTEXT" else cluster.bootstrap_of(listener)
+        (address,) = bootstrap(cluster, listener)
         host, _, port = address.rpartition(":")
         with pytest.raises(ClusterError) as refused:
             trio.run(ask_brokers, host, int(port), Access(LIMIT_S, tls))
@@ -291,19 +268,15 @@ def test_log_has_the_alert_that_a_broker_sends_after_the_handshake(cluster: Kafk
                     assert client.recv(1) == b""
             return any(line["error"] == text for line in running.logged("connection closed"))
 
-        wait_for("the alert", logged)
+        until(logged)
 
 
 def test_usage_records_reach_their_topic_by_tls(
     cluster: KafkaCluster, authority: Authority, own: Issued, topic: str
 ) -> None:
     """The exporter's producer shows the sidecar's certificate."""
-
-    export = {"kafka_topic": topic, "interval_s": 1}
-    identity = {"sources": ["static"], "static": "pod"}
-    with through_tls(
-        cluster, "SSL", listen=None, upstream=upstream_tls(authority, own), export=export, identity=identity
-    ) as running:
+    more = {"export": {"kafka_topic": topic, "interval_s": 1}, "identity": {"sources": ["static"], "static": "pod"}}
+    with through_tls(cluster, "SSL", listen=None, upstream=upstream_tls(authority, own), **more) as running:
         produce(running.bootstrap, f"{topic}-data", [b"x"])
         with subscribed(cluster.bootstrap, topic, consumer_timeout_ms=int(LIMIT_S * 1000)) as consumer:
             assert b'"pod"' in next(consumer).value

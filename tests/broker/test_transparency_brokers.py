@@ -1,94 +1,114 @@
-"""Clients find brokers, and only through the sidecar, while the cluster changes: point 5 of the `rewrite` mode."""
+"""Clients find brokers, and only through the sidecar, whatever ids these have, however many, and while they change."""
 
 from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.corpus.job import Job, wait_for
-from tests.corpus.records import Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python
+from tests.corpus.records import SENDERS, Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python
 from tests.corpus.tools import create_topic_on, leaders, wait_until_known
-from tests.lab.kafka import KafkaCluster
+from tests.lab.kafka import KafkaCluster, run_tool
 from tests.lab.kafka.probe import ProbeError, brokers_seen_by
 from tests.support.clients import PRODUCERS, Load, check_record, in_background
-from tests.support.fault_tools import at_work, least_held, nothing_left_behind
+from tests.support.fault_tools import Producing, at_work, least_held, nothing_left_behind, read_log
 from tests.support.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.support.session_tools import kio_message
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.wire_tools import kio_frame
 
-NOT_LEADER_OR_FOLLOWER = 6
-PRODUCE_VERSIONS = range(3, 14)
-FETCH_VERSIONS = range(4, 19)
-SHARE_FETCH = 78
+NOT_LEADER_OR_FOLLOWER, SHARE_FETCH = 6, 78
+IDS = FIRST, SECOND, THIRD = 1001, 1002, 1003
+"""Beyond the range of the sidecar's ports; other tests have brokers 1, 2 and 3."""
 
 
 @pytest.fixture(scope="module")
-def proxy3(kafka3: KafkaCluster) -> Iterator[Sidecar]:
-    """One sidecar before three brokers."""
-    with sidecar(kafka3.bootstrap) as running:
+def cluster() -> Iterator[KafkaCluster]:
+    with KafkaCluster.start(3, first_id=FIRST, progress=print) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def proxy(cluster: KafkaCluster) -> Iterator[Sidecar]:
+    with sidecar(cluster.bootstrap) as running:
         yield running
 
 
 def job_for(cluster: KafkaCluster) -> Job:
-    prefix = f"brokers-{uuid.uuid4().hex[:6]}"
-    return Job(",".join(cluster.bootstrap), prefix, cluster.version, len(cluster.nodes))
+    return Job(",".join(cluster.bootstrap), f"b-{uuid.uuid4().hex[:6]}", cluster.version, len(cluster.nodes))
 
 
-def addresses(proxy: Sidecar) -> dict[int, tuple[str, int]]:
-    """Node id -> the address that the sidecar advertises for it."""
-    return {each.node_id: (each.host, each.port) for each in brokers_seen_by("127.0.0.1", proxy.port)}
+def advertised(port: int) -> dict[int, tuple[str, int]]:
+    """Node id -> the address that the sidecar advertises for it, as it is asked on this port."""
+    return {each.node_id: (each.host, each.port) for each in brokers_seen_by("127.0.0.1", port)}
 
 
 def real_addresses(cluster: KafkaCluster) -> dict[int, tuple[str, int]]:
     return {node.node_id: (node.host, node.port) for node in cluster.nodes}
 
 
-@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
-def test_produce_to_wrong_broker_names_leader_at_sidecar(
-    version: int, kafka3: KafkaCluster, proxy3: Sidecar, led_by_1: Topic
-) -> None:
-    def ask(address: tuple[str, int]) -> tuple[int, set[tuple[int, str, int]]]:
-        with RawClient(address) as client:
-            answer = client.ask(produce_message(version, led_by_1, [b"for the leader"])).message
-        endpoints = getattr(answer, "node_endpoints", None) or []
-        (partition,) = answer.responses[0].partition_responses
-        return partition.error_code, {(each.node_id, each.host, each.port) for each in endpoints}
-
-    direct, through = ask(real_addresses(kafka3)[2]), ask(addresses(proxy3)[2])
-    with_endpoints = version >= 10  # KIP-951
-    assert direct == (NOT_LEADER_OR_FOLLOWER, {(1, *real_addresses(kafka3)[1])} if with_endpoints else set())
-    assert through == (NOT_LEADER_OR_FOLLOWER, {(1, *addresses(proxy3)[1])} if with_endpoints else set())
+def shown(proxy: Sidecar) -> dict[int, int | None]:
+    """Node id -> its port's place in the range, by `GET /brokers`; None: it has no port."""
+    first = min(port for _, port in proxy.broker_addresses() if port != proxy.port)
+    found = {each["id"]: each["local_port"] for each in proxy.get("/brokers")["brokers"]}
+    return {node_id: None if port is None else port - first for node_id, port in found.items()}
 
 
-@pytest.mark.parametrize("version", FETCH_VERSIONS)
-def test_fetch_from_the_wrong_broker_names_no_real_address(
-    version: int, kafka3: KafkaCluster, proxy3: Sidecar, led_by_1: Topic
-) -> None:
-    def ask(address: tuple[str, int]) -> tuple[int, int | None, set[tuple[str, int]], bytes]:
-        with RawClient(address) as client:
-            frame = client.ask(fetch_message(version, led_by_1))
-        answer = frame.message
-        endpoints = getattr(answer, "node_endpoints", None) or []
-        (partition,) = answer.responses[0].partitions
-        leader = getattr(partition, "current_leader", None)
-        found = {(each.host, each.port) for each in endpoints}
-        return partition.error_code, leader and leader.leader_id, found, frame.payload
+def log_directory(port: int) -> str:
+    """Of the broker behind this port: no two have the same."""
+    from kafka.protocol.admin import DescribeLogDirsRequest
 
-    error, leader, endpoints, _ = ask(real_addresses(kafka3)[2])
-    assert error == NOT_LEADER_OR_FOLLOWER
-    assert (leader, endpoints) == ((1, {real_addresses(kafka3)[1]}) if version >= 16 else (None, set()))
-    # The broker is asked with version 15, whose answer has no leader: clients ask for Metadata, as they always
-    # did before KIP-951.
-    error, leader, endpoints, payload = ask(addresses(proxy3)[2])
-    assert error == NOT_LEADER_OR_FOLLOWER
-    assert (leader, endpoints) == (None, set())
-    assert not real_ports_in(payload, kafka3)
+    with RawClient(f"127.0.0.1:{port}") as client:
+        (found,) = client.ask(DescribeLogDirsRequest(version=1, topics=[])).message.results
+        return str(found.log_dir)
+
+
+def test_ids_beyond_the_range_have_ports_of_their_own(cluster: KafkaCluster, proxy: Sidecar) -> None:
+    assert shown(proxy) == {FIRST: 1, SECOND: 2, THIRD: 3}
+    addresses = advertised(proxy.port)
+    assert len(set(addresses.values()) & proxy.broker_addresses()) == 3
+    for node_id, (_, port) in addresses.items():
+        assert log_directory(port) == log_directory(cluster.node(node_id).port)
+        assert advertised(port) == addresses, "who bootstraps there finds that address among the brokers'"
+    assert proxy.metric("kquota_brokers") == 3
+
+
+def test_a_broker_without_a_port_costs_its_own_partitions_only(cluster: KafkaCluster) -> None:
+    """Three brokers and two ports: whoever produces to the other two does not notice, in any client library."""
+    direct = job_for(cluster)
+    topics = {node_id: create_topic_on(direct, f"on-{node_id}", {0: [node_id]}) for node_id in IDS}
+    both = create_topic_on(direct, "both", {0: [FIRST], 1: [SECOND], 2: [THIRD]})
+    with sidecar(cluster.bootstrap, broker_ports=2) as proxy:
+        assert shown(proxy) == {FIRST: 1, SECOND: 0, THIRD: None}
+        assert advertised(proxy.port).keys() == {FIRST, SECOND}
+        assert proxy.metric("kquota_brokers_without_port") == 1
+        assert f'"node_ids": [{THIRD}]' in proxy.log.read_text()
+        through = Job(proxy.bootstrap, direct.prefix, cluster.version, 3)
+        assert leaders(through, topics[THIRD]) == {0: -1}
+        with Producing(proxy.bootstrap, topics[FIRST]) as producing:
+            for name, send in SENDERS.items():
+                for topic, partition in ((topics[FIRST], 0), (topics[SECOND], 0), (both, 0), (both, 1)):
+                    assert len(send(through, topic, [Record(None, name.encode(), partition=partition)])) == 1, name
+            for topic in (topics[SECOND], both):  # the Java client picks a partition that has a leader
+                tool = ["--bootstrap-server", proxy.bootstrap, "--topic", topic, "--request-timeout-ms", "30000"]
+                run_tool("org.apache.kafka.tools.ConsoleProducer", tool, cluster.version, stdin="java\n")
+            producing.wait_for_progress()
+            producing.finish()
+        assert producing.refused == {}
+        assert "java" in {event.value for event in read_log(direct.bootstrap, topics[SECOND])}
+
+
+@pytest.fixture(scope="module")
+def led_by_first(cluster: KafkaCluster) -> Topic:
+    """A topic with one partition, on one broker alone: followers would answer Fetch 11 and newer (KIP-392)."""
+    name = create_topic_on(job_for(cluster), "led-by-first", {0: [FIRST]})
+    with RawClient(real_addresses(cluster)[FIRST]) as client:
+        return client.topic(name)
 
 
 def real_ports_in(payload: bytes, cluster: KafkaCluster) -> list[int]:
@@ -96,22 +116,56 @@ def real_ports_in(payload: bytes, cluster: KafkaCluster) -> list[int]:
     return [node.port for node in cluster.nodes if struct.pack(">i", node.port) in payload]
 
 
+def produce(version: int, topic: Topic) -> Any:
+    return produce_message(version, topic, [b"for the leader"])
+
+
+@pytest.mark.parametrize(
+    ("message", "version"), [*((produce, one) for one in range(3, 14)), *((fetch_message, one) for one in range(4, 19))]
+)
+def test_wrong_broker_names_leader_at_sidecar(
+    message: Callable[[int, Topic], Any], version: int, cluster: KafkaCluster, proxy: Sidecar, led_by_first: Topic
+) -> None:
+    """Produce names it (KIP-951). Fetch is asked for with version 15, which names none: clients ask for Metadata."""
+
+    def ask(address: tuple[str, int]) -> tuple[int, int | None, set[tuple[int, str, int]], bytes]:
+        with RawClient(address) as client:
+            frame = client.ask(message(version, led_by_first))
+        endpoints = getattr(frame.message, "node_endpoints", None) or []
+        (topic,) = frame.message.responses
+        (partition,) = topic.partition_responses if message is produce else topic.partitions
+        leader = getattr(partition, "current_leader", None)
+        found = {(each.node_id, each.host, each.port) for each in endpoints}
+        return partition.error_code, leader and leader.leader_id, found, frame.payload
+
+    real, addresses = real_addresses(cluster), advertised(proxy.port)
+    named = version >= (10 if message is produce else 16)
+    *direct, _ = ask(real[SECOND])
+    *through, payload = ask(addresses[SECOND])
+    nothing = [NOT_LEADER_OR_FOLLOWER, None, set()]
+    assert direct == ([NOT_LEADER_OR_FOLLOWER, FIRST, {(FIRST, *real[FIRST])}] if named else nothing)
+    named_here = named and message is produce
+    assert through == ([NOT_LEADER_OR_FOLLOWER, FIRST, {(FIRST, *addresses[FIRST])}] if named_here else nothing)
+    assert not real_ports_in(payload, cluster)
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_share_fetch_from_the_wrong_broker_names_no_real_address(
-    version: int, kafka3: KafkaCluster, proxy3: Sidecar, led_by_1: Topic
+    version: int, cluster: KafkaCluster, proxy: Sidecar, led_by_first: Topic
 ) -> None:
     from kio.index import load_response_schema
     from kio.serial import entity_reader
 
     def ask(address: tuple[str, int]) -> bytes:
         with RawClient(address) as client:
-            client.send(share_fetch(version, led_by_1))
+            client.send(share_fetch(version, led_by_first))
             return client.read_frame().payload
 
-    direct, through = ask(real_addresses(kafka3)[2]), ask(addresses(proxy3)[2])
+    real = real_addresses(cluster)
+    direct, through = ask(real[SECOND]), ask(advertised(proxy.port)[SECOND])
     answer, _ = entity_reader(load_response_schema(SHARE_FETCH, version))(direct[5:], 0)
     assert [int(each.error_code) for topic in answer.responses for each in topic.partitions] == [NOT_LEADER_OR_FOLLOWER]
-    assert [(each.node_id, each.host, each.port) for each in answer.node_endpoints] == [(1, *real_addresses(kafka3)[1])]
+    assert [(each.node_id, each.host, each.port) for each in answer.node_endpoints] == [(FIRST, *real[FIRST])]
     # Through the sidecar the array of endpoints is empty, a tagged field fills its place, all before it is the same.
     (endpoint,) = answer.node_endpoints
     at = direct.index(b"\x02" + struct.pack(">i", endpoint.node_id) + bytes([1 + len(endpoint.host)]))
@@ -120,16 +174,8 @@ def test_share_fetch_from_the_wrong_broker_names_no_real_address(
     assert through[at] == 1  # compact arrays count from one
     assert endpoint.host.encode() in direct
     assert endpoint.host.encode() not in through
-    assert real_ports_in(direct, kafka3)
-    assert not real_ports_in(through, kafka3)
-
-
-@pytest.fixture(scope="module")
-def led_by_1(kafka3: KafkaCluster) -> Topic:
-    """A topic with one partition, on broker 1 alone: followers would answer Fetch 11 and newer (KIP-392)."""
-    name = create_topic_on(job_for(kafka3), "led-by-1", {0: [1]})
-    with RawClient(real_addresses(kafka3)[1]) as client:
-        return client.topic(name)
+    assert real_ports_in(direct, cluster)
+    assert not real_ports_in(through, cluster)
 
 
 def share_fetch(version: int, topic: Topic) -> bytes:
@@ -137,17 +183,14 @@ def share_fetch(version: int, topic: Topic) -> bytes:
     fetch = kio_message("share_fetch", version, "request")
     only_new = {"share_acquire_mode": 0, "is_renew_ack": False} if version >= 2 else {}
     partition = fetch.FetchPartition(partition_index=0, acknowledgement_batches=())
+    limits = {"max_wait": timedelta(), "min_bytes": 0, "max_bytes": 1_000_000, "max_records": 10, "batch_size": 10}
     request = fetch.ShareFetchRequest(
         group_id="nobody",
         member_id=str(uuid.uuid4()),
         share_session_epoch=0,
-        max_wait=timedelta(),
-        min_bytes=0,
-        max_bytes=1_000_000,
-        max_records=10,
-        batch_size=10,
         topics=(fetch.FetchTopic(topic_id=topic.id, partitions=(partition,)),),
         forgotten_topics_data=(),
+        **limits,
         **only_new,
     )
     return kio_frame(request, client_id="raw")
@@ -157,8 +200,7 @@ def move_leader(job: Job, topic: str, replicas: list[int]) -> None:
     """Make the first of these brokers the leader, all of them alive: the old one answers NOT_LEADER from now on."""
     from kafka import KafkaAdminClient, TopicPartition
 
-    admin = KafkaAdminClient(bootstrap_servers=job.bootstrap)
-    try:
+    with KafkaAdminClient(bootstrap_servers=job.bootstrap) as admin:
         admin.alter_partition_reassignments({TopicPartition(topic, 0): replicas})
         wait_for("the end of the move", lambda: not admin.list_partition_reassignments({topic: [0]}))
 
@@ -168,20 +210,17 @@ def move_leader(job: Job, topic: str, replicas: list[int]) -> None:
             return leaders(job, topic) == {0: replicas[0]}
 
         wait_for("the election", elected)
-    finally:
-        admin.close()
     wait_until_known(job, topic, {0: replicas})
 
 
 @pytest.mark.long
 def test_new_broker_gets_listener_and_moved_one_keeps_it() -> None:
     with KafkaCluster.start(1, progress=print) as cluster, sidecar(cluster.bootstrap) as proxy:
-        (first,) = addresses(proxy).values()
+        (first,) = advertised(proxy.port).values()
         cluster.add_broker(2)
         # The one that comes first opens the listener: the sidecar's own look at the cluster, or a client's Metadata.
-        outcome = addresses(proxy)
-        assert outcome[1] == first
-        assert set(outcome) == {1, 2}
+        outcome = advertised(proxy.port)
+        assert outcome == {1: first, 2: outcome[2]}
         assert outcome[2] in proxy.broker_addresses()
         job = Job(proxy.bootstrap, f"grows-{uuid.uuid4().hex[:6]}", cluster.version, 1)
         topic = create_topic_on(job, "on-2", {0: [2]})
@@ -191,94 +230,85 @@ def test_new_broker_gets_listener_and_moved_one_keeps_it() -> None:
         cluster.stop_broker(2)
         assert cluster.start_broker(2, move=True).port != old
         wait_until_known(Job(cluster.bootstrap[0], "", cluster.version, 2), topic, {0: [2]})
-        assert addresses(proxy) == outcome, "clients need not hear of it"
-        wait_for("the sidecar to find the new address", lambda: answers(outcome[2]))
+        assert advertised(proxy.port) == outcome, "clients need not hear of it"
+
+        def answers() -> bool:
+            try:
+                return bool(brokers_seen_by(*outcome[2], timeout_s=2.0))
+            except ProbeError:
+                return False
+
+        wait_for("the sidecar to find the new address", answers)
         for send, offset in ((send_confluent, 1), (send_aiokafka, 2)):
             assert send(job, topic, [Record(None, b"more")]) == [offset]
         assert [each.value for each in read_confluent(job, topic, 1, 3)] == [b"one", b"more", b"more"]
-        assert addresses(proxy) == outcome
-
-
-def answers(address: tuple[str, int]) -> bool:
-    try:
-        return bool(brokers_seen_by(*address, timeout_s=2.0))
-    except ProbeError:
-        return False
+        assert advertised(proxy.port) == outcome
 
 
 @pytest.mark.long
-def test_producers_of_other_kinds_follow_leaders(kafka3: KafkaCluster) -> None:
+def test_producers_of_other_kinds_follow_leaders(cluster: KafkaCluster) -> None:
     """aiokafka and Java, idempotent: leadership moves under load, a leader is killed, and each record comes once."""
-    direct, records = job_for(kafka3), 2000
-    leader, *others = (node.node_id for node in kafka3.nodes)
+    direct, records = job_for(cluster), 2000
     settings: dict[str, dict[str, Any]] = {
         "aiokafka": {"enable_idempotence": True, "request_timeout_ms": 200_000},
         "java-perf": {"enable.idempotence": "true", "delivery.timeout.ms": "200000"},
     }
-    topics = {name: create_topic_on(direct, name, {0: [leader, *others]}) for name in settings}
+    topics = {name: create_topic_on(direct, name, {0: [*IDS]}) for name in settings}
 
     def written(topic: str) -> int:
         from kafka import KafkaConsumer, TopicPartition
 
-        consumer = KafkaConsumer(bootstrap_servers=list(kafka3.bootstrap))
-        try:
+        with KafkaConsumer(bootstrap_servers=list(cluster.bootstrap)) as consumer:
             (end,) = consumer.end_offsets([TopicPartition(topic, 0)]).values()
-        finally:
-            consumer.close()
         return int(end)
 
     def more_come() -> None:
         """Wait until each has written more; none has ended."""
-        before = {topic: written(topic) for topic in topics.values()}
-        for topic, count in before.items():
+        for topic, count in {topic: written(topic) for topic in topics.values()}.items():
             wait_for(f"more than {count} in {topic}", lambda topic=topic, count=count: written(topic) > count, 120)
             assert count < records, "too few records for this test"
 
     slow = [{"client-id": name, "producer_byte_rate": 30_000} for name in settings]
-    with sidecar(kafka3.bootstrap, slow) as running:
-        loads = {
-            name: Load([running.bootstrap], topics[name], name, records, 1000, 240, settings[name], kafka3.bootstrap)
-            for name in settings
-        }
-        futures = {name: in_background(PRODUCERS[name], load) for name, load in loads.items()}
+    with sidecar(cluster.bootstrap, slow) as running:
+        futures = {}
+        for name in settings:
+            load = Load([running.bootstrap], topics[name], name, records, 1000, 240, settings[name], cluster.bootstrap)
+            futures[name] = in_background(PRODUCERS[name], load)
         more_come()
         for topic in topics.values():
-            move_leader(direct, topic, [*others, leader])
+            move_leader(direct, topic, [SECOND, THIRD, FIRST])
         more_come()
-        kafka3.stop_broker(others[0], kill=True)
+        cluster.stop_broker(SECOND, kill=True)
         try:
             more_come()
         finally:
-            kafka3.start_broker(others[0])
+            cluster.start_broker(SECOND)
         more_come()
         running.set_quotas([])
         for name, future in futures.items():
-            timeline = future.result(240)
-            failed = [error for error in timeline.errors if "] WARN " not in error]
-            assert failed == [], name
+            assert [error for error in future.result(240).errors if "] WARN " not in error] == [], name
     values = {name: [each.value or b"" for each in read_confluent(direct, topics[name], 1, records)] for name in topics}
     assert [check_record(value) for value in values["aiokafka"]] == list(range(records))
     assert len(set(values["java-perf"])) == written(topics["java-perf"]) == records, "random values"
 
 
 @pytest.mark.long
-def test_a_leader_that_dies_under_load_loses_nothing(kafka3: KafkaCluster, proxy3: Sidecar) -> None:
+def test_a_leader_that_dies_under_load_loses_nothing(cluster: KafkaCluster, proxy: Sidecar) -> None:
     """Leadership moves, then the leader is killed: what was acknowledged by all replicas in sync is there, once."""
-    direct = job_for(kafka3)
-    leader, *others = (node.node_id for node in kafka3.nodes)
-    topic = create_topic_on(direct, "dies", {0: [leader, *others]}, {"min.insync.replicas": "2"})
-    at_rest = least_held(proxy3)
-    with nothing_left_behind(proxy3, at_rest), at_work(proxy3.bootstrap, topic, kafka3.bootstrap[0]) as work:
-        move_leader(direct, topic, [*others, leader])
+    direct = job_for(cluster)
+    topic = create_topic_on(direct, "dies", {0: [*IDS]}, {"min.insync.replicas": "2"})
+    at_rest = least_held(proxy)
+    with nothing_left_behind(proxy, at_rest), at_work(proxy.bootstrap, topic, cluster.bootstrap[0]) as work:
+        move_leader(direct, topic, [SECOND, THIRD, FIRST])
         work.wait_for_progress()
-        kafka3.stop_broker(others[0], kill=True)
+        cluster.stop_broker(SECOND, kill=True)
         try:
             work.wait_for_progress()
             # Who starts now, with one of the bootstrap servers gone, is served, too.
-            through = Job(proxy3.bootstrap, direct.prefix, kafka3.version, 3)
-            late = create_topic_on(through, "late", {0: [leader]})
+            through = Job(proxy.bootstrap, direct.prefix, cluster.version, 3)
+            late = create_topic_on(through, "late", {0: [FIRST]})
             assert send_kafka_python(through, late, [Record(None, b"late")]) == [0]
         finally:
-            kafka3.start_broker(others[0])
-        move_leader(direct, topic, [others[0], leader, others[1]])  # back to the one that was away
+            cluster.start_broker(SECOND)
+        move_leader(direct, topic, [SECOND, FIRST, THIRD])  # back to the one that was away
         work.wait_for_progress()

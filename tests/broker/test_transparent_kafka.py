@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 import uuid
@@ -14,13 +15,12 @@ from typer.testing import CliRunner
 
 from deploy.redirect.cli import app
 from tests.broker.test_transparency_brokers import move_leader
-from tests.corpus.job import Job, wait_for
+from tests.corpus.job import Job
 from tests.corpus.tools import create_topic
 from tests.lab.kafka import KafkaCluster
 from tests.support.clients import (
     Client,
     Load,
-    Timeline,
     consume_confluent,
     in_background,
     produce_confluent,
@@ -29,6 +29,7 @@ from tests.support.clients import (
 from tests.support.fault_tools import at_work
 from tests.support.namespaces import CABLE, Network, network
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 LISTEN, MARK, KAFKA = 15001, 1337, 9092
 FIRST, SECOND, THIRD = ("10.77.0.11", KAFKA), ("fd77::12", KAFKA), ("10.77.0.13", KAFKA)
@@ -118,14 +119,13 @@ def test_answers_are_the_brokers_own_to_the_byte(
     rules(f"install {RULES}")
     with beside_the_application(net, [{"client-id": "app", "request_percentage": 10_000}]) as proxy:
         seen = dict.fromkeys(QUESTIONS, b"")
-        for address in (FIRST, SECOND, THIRD):
-            for name, frame in QUESTIONS.items():
-                for _ in range(200):
-                    seen[name] = answer(address, frame)
-                    if seen[name] == answer(address, frame, MARK):
-                        break
-                else:
-                    pytest.fail(f"never the same answer to {name} from {address}: {seen[name]!r}")
+        for address, (name, frame) in itertools.product((FIRST, SECOND, THIRD), QUESTIONS.items()):
+            for _ in range(200):
+                seen[name] = answer(address, frame)
+                if seen[name] == answer(address, frame, MARK):
+                    break
+            else:
+                pytest.fail(f"never the same answer to {name} from {address}: {seen[name]!r}")
         assert proxy.metric("kquota_requests_total") >= 3 * len(QUESTIONS), "they did pass the sidecar"
         assert proxy.metric("kquota_addresses_rewritten_total") == 0
     for name in ("Metadata 12", "DescribeCluster 0"):
@@ -141,39 +141,29 @@ def test_unchanged_clients_are_throttled(net: Network, cluster: KafkaCluster, ru
     fill.assert_complete(Load((), topic, "filler", records=200))
     rules(f"install {RULES}")
     quotas = [{"client-id": "<default>", "producer_byte_rate": RATE, "consumer_byte_rate": RATE}]
-    work: dict[str, Client] = {
-        "kafka-python": produce_kafka_python,
-        "confluent": produce_confluent,
-        "reader": consume_confluent,
-    }
     # Each begins at another broker, and all come to all of them: partitions have leaders everywhere.
-    starts = dict(zip(work, (FIRST, THIRD, SECOND), strict=True))
+    work: dict[str, tuple[Client, tuple[str, int], str, dict[str, Any]]] = {
+        "kafka-python": (produce_kafka_python, FIRST, f"{topic}-kafka-python", {}),
+        "confluent": (produce_confluent, THIRD, f"{topic}-confluent", {"enable.idempotence": "true"}),
+        "reader": (consume_confluent, SECOND, topic, {}),
+    }
     with beside_the_application(net, quotas, **{"quota.window.num": 2}) as proxy:  # else 3 MB pass at once
-        loads = {
-            name: Load(
-                [bootstrap_text(starts[name])],
-                topic if name == "reader" else f"{topic}-{name}",
-                name,
-                records=LOAD_BYTES // 10_000,
-                settings={"enable.idempotence": "true"} if name == "confluent" else {},
-            )
-            for name in work
-        }
-        running = {name: in_background(work[name], loads[name]) for name in work}
-        done: dict[str, Timeline] = {name: future.result(LIMIT_S * 2) for name, future in running.items()}
-        for name, timeline in done.items():
+        running = {}
+        for name, (client, start, where, settings) in work.items():
+            load = Load([bootstrap_text(start)], where, name, records=LOAD_BYTES // 10_000, settings=settings)
+            running[name] = load, in_background(client, load)
+        for name, (load, future) in running.items():
+            timeline = future.result(LIMIT_S * 2)
             timeline.numbers.sort()  # in order within a partition only
-            timeline.assert_complete(loads[name])
+            timeline.assert_complete(load)
             # 2 000 000 / 300 000 = 6.7 s, of which the window of two samples lets one or two pass at once.
             assert timeline.duration_s > 0.5 * LOAD_BYTES / RATE, name
             # A reader may be kept at its rate by smaller portions alone.
             held = proxy.metric("kquota_throttled_requests_total", client_id=name)
             assert held + (name == "reader" and proxy.metric("kquota_fetches_shaped_total")) > 0, name
         for kind, name in (("produce", "kafka-python"), ("fetch", "reader")):
-            wait_for(  # metrics follow within a second
-                f"bytes of {name}",
-                lambda k=kind, n=name: proxy.metric("kquota_bytes_total", kind=k, client_id=n) >= LOAD_BYTES,
-            )
+            of = {"kind": kind, "client_id": name}
+            until(lambda of=of: proxy.metric("kquota_bytes_total", **of) >= LOAD_BYTES)
         assert proxy.metric("kquota_connections_closed_total", reason="loop") == 0
 
 
@@ -271,5 +261,5 @@ def test_a_sidecar_restarts_and_rules_fail_closed_or_open(
         rules(f"install {RULES} --with nft --when-down open")
         assert new_connection() == "answered", "open: no sidecar yet, directly"
         with beside_the_application(net, []) as third:
-            wait_for("the heartbeat to close the way around", lambda: goes_through(third))
-        wait_for("the way around to open", lambda: new_connection() == "answered")
+            until(lambda: goes_through(third), "the heartbeat to close the way around")
+        until(lambda: new_connection() == "answered", "the way around to open")

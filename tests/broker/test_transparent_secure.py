@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.redirect.cli import app
-from tests.corpus.job import wait_for
 from tests.lab.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.clients import Load, consume_confluent, in_background, produce_confluent, produce_kafka_python
 from tests.support.namespaces import Namespace, machine_with
 from tests.support.secure_tools import PASSWORDS, login
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 LISTEN, MARK = 15001, 1337
 HERE, BROKER = "10.77.0.2", "10.77.0.21"
@@ -49,37 +49,32 @@ def cluster(machine: Namespace, authority: Authority) -> Iterator[KafkaCluster]:
 
 @contextmanager
 def intercepting(machine: Namespace, **settings: Any) -> Iterator[Sidecar]:
-    with (
-        machine.inside(),
-        sidecar(
-            [],
-            [{"client-id": "<default>", "producer_byte_rate": RATE, "consumer_byte_rate": RATE}],
-            mode="transparent",
-            listen={"host": "127.0.0.1", "port": LISTEN},
-            transparent={"mark": MARK},
-            **{"quota.window.num": 2},  # else eleven seconds' worth pass at once
-            **settings,
-        ) as found,
-    ):
+    quotas = [{"client-id": "<default>", "producer_byte_rate": RATE, "consumer_byte_rate": RATE}]
+    settings |= {"mode": "transparent", "listen": {"host": "127.0.0.1", "port": LISTEN}, "transparent": {"mark": MARK}}
+    settings["quota.window.num"] = 2  # else eleven seconds' worth pass at once
+    with machine.inside(), sidecar([], quotas, **settings) as found:
         yield found
 
 
 def load(
     cluster: KafkaCluster, listener: str, topic: str, client_id: str, size_bytes: int = LOAD_BYTES, **settings: Any
 ) -> Load:
-    return Load(
-        cluster.bootstrap if listener == "PLAINTEXT" else cluster.bootstrap_of(listener),
-        topic,
-        client_id,
-        records=size_bytes // RECORD_BYTES,
-        record_bytes=RECORD_BYTES,
-        settings=settings,
-    )
+    bootstrap = cluster.bootstrap if listener == "PLAINTEXT" else cluster.bootstrap_of(listener)
+    return Load(bootstrap, topic, client_id, size_bytes // RECORD_BYTES, RECORD_BYTES, settings=settings)
+
+
+def encrypting(authority: Authority) -> dict[str, Any]:
+    """Settings of librdkafka."""
+    return {"security.protocol": "ssl", "ssl.ca.location": str(authority.certificate)}
+
+
+def produce_one(each: Load) -> None:
+    in_background(produce_confluent, each).result(LIMIT_S).assert_complete(each)
 
 
 def wait_for_bytes(proxy: Sidecar, least: int, **labels: str) -> None:
     """Metrics follow within a second."""
-    wait_for(f"{least} bytes of {labels}", lambda: proxy.metric("kquota_bytes_total", **labels) >= least)
+    until(lambda: proxy.metric("kquota_bytes_total", **labels) >= least, f"{least} bytes of {labels}")
 
 
 def test_terminates_tls_with_key_and_applies_all_quotas(
@@ -88,34 +83,25 @@ def test_terminates_tls_with_key_and_applies_all_quotas(
     """One client is known by its certificate, one by its login inside; the broker's certificate is checked for the
     address that the clients asked for, and the cluster's description is the broker's own."""
     own, web = authority.issue("sidecar", BROKER), authority.issue("web", common_name="web")
-    by_certificate = {
+    trusted = str(authority.certificate)
+    by_certificate = encrypting(authority) | {
         "batch.size": 50_000,  # else it is all in two batches, and no third one has to wait
-        "security.protocol": "ssl",
-        "ssl.ca.location": str(authority.certificate),
         "ssl.certificate.location": str(web.chain),
         "ssl.key.location": str(web.key),
     }
-    by_login = login("kafka-python", "SCRAM-SHA-256", "alice", PASSWORDS["alice"], "SASL_SSL")
+    by_login = login("kafka-python", "SCRAM-SHA-256", "alice", PASSWORDS["alice"], "SASL_SSL", authority.certificate)
+    pair = {"certificate_file": str(own.chain), "key_file": str(own.key)}
     with intercepting(
         machine,
         identity={"sources": ["sasl", "tls"]},
-        listen_tls={
-            "certificate_file": str(own.chain),
-            "key_file": str(own.key),
-            "ssl.client.auth": "requested",
-            "client_ca_file": str(authority.certificate),
-        },
-        upstream_tls={"ca_file": str(authority.certificate)},
+        listen_tls=pair | {"ssl.client.auth": "requested", "client_ca_file": trusted},
+        upstream_tls={"ca_file": trusted},
     ) as proxy:
         loads = [
-            load(cluster, "SSL", f"{topic}-ssl", "web", **by_certificate),
-            load(cluster, "SASL_SSL", f"{topic}-sasl", "app", **by_login, ssl_cafile=str(authority.certificate)),
+            (produce_confluent, load(cluster, "SSL", f"{topic}-ssl", "web", **by_certificate)),
+            (produce_kafka_python, load(cluster, "SASL_SSL", f"{topic}-sasl", "app", **by_login)),
         ]
-        running = [
-            in_background(work, each)
-            for work, each in zip((produce_confluent, produce_kafka_python), loads, strict=True)
-        ]
-        for future, each in zip(running, loads, strict=True):
+        for each, future in [(each, in_background(work, each)) for work, each in loads]:
             timeline = future.result(2 * LIMIT_S)
             timeline.assert_complete(each)
             # The window of two samples lets 200 000 or 400 000 pass at once, and five batches of 50 000 are in flight
@@ -132,7 +118,7 @@ def test_terminates_tls_with_key_and_applies_all_quotas(
         assert proxy.metric("kquota_connections_closed_total", reason="loop") == 0
         before = proxy.metric("kquota_tls_handshakes_total")
         plain = load(cluster, "PLAINTEXT", f"{topic}-plain", "plain", RECORD_BYTES)
-        in_background(produce_confluent, plain).result(LIMIT_S).assert_complete(plain)
+        produce_one(plain)
         wait_for_bytes(proxy, RECORD_BYTES, client_id="plain")
         assert proxy.metric("kquota_tls_handshakes_total") == before, "what comes in plain goes on in plain"
 
@@ -142,14 +128,13 @@ def test_upstream_tls_alone_encrypts_plain_connections(
 ) -> None:
     with intercepting(machine, upstream_tls={"ca_file": str(authority.certificate)}) as proxy:
         plain = load(cluster, "SSL", topic, "plain", RECORD_BYTES)
-        in_background(produce_confluent, plain).result(LIMIT_S).assert_complete(plain)
+        produce_one(plain)
         wait_for_bytes(proxy, RECORD_BYTES, client_id="plain")
         assert proxy.metric("kquota_passthrough_bytes_total") == 0
         handshakes = proxy.metric("kquota_tls_handshakes_total", peer="broker")
-        settings = {"security.protocol": "ssl", "ssl.ca.location": str(authority.certificate)}
-        encrypted = load(cluster, "SSL", topic, "unread", RECORD_BYTES, **settings)
-        in_background(produce_confluent, encrypted).result(LIMIT_S).assert_complete(encrypted)
-        wait_for("passed bytes", lambda: proxy.metric("kquota_passthrough_bytes_total") > RECORD_BYTES)
+        encrypted = load(cluster, "SSL", topic, "unread", RECORD_BYTES, **encrypting(authority))
+        produce_one(encrypted)
+        until(lambda: proxy.metric("kquota_passthrough_bytes_total") > RECORD_BYTES)
         assert proxy.metric("kquota_tls_handshakes_total", peer="client") == 0
         assert proxy.metric("kquota_tls_handshakes_total", peer="broker") == handshakes
 
@@ -158,10 +143,9 @@ def test_without_a_key_tls_is_passed_through_under_byte_quotas(
     machine: Namespace, cluster: KafkaCluster, authority: Authority, topic: str
 ) -> None:
     """All such connections share the pod's counters: what one client sends and fetches, held at both rates."""
-    settings = {"security.protocol": "ssl", "ssl.ca.location": str(authority.certificate)}
     with intercepting(machine, identity={"sources": ["static"], "static": "pod"}) as proxy:
         size_bytes = 600_000  # of which the window lets at most 400 000 pass at once
-        there = load(cluster, "SSL", topic, "unread", size_bytes, **settings)
+        there = load(cluster, "SSL", topic, "unread", size_bytes, **encrypting(authority))
         for work, kind in ((produce_confluent, "produce"), (consume_confluent, "fetch")):
             timeline = in_background(work, there).result(2 * LIMIT_S)
             timeline.assert_complete(there)

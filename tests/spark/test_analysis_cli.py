@@ -25,6 +25,7 @@ from tests.support.spark_tools import QUICK, record, table, write
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 280
+NO_JAVA = {"JAVA_HOME": "/nonexistent", "PATH": "/nonexistent"}
 
 
 def kquota(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -55,44 +56,42 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (["usge", "--input", "x", "--output", "y"], "invalid choice: 'usge'"),
-        (["usage", "--input", "x"], "required: --output"),
-        (["chargeback", "--input", "x", "--output", "y"], "chargeback needs --prices FILE"),
-        (["usage", "--input", "x", "--output", "y", "--prices", "p.yaml"], "--prices is for chargeback, not for usage"),
-        (["chargeback", "--input", "x", "--output", "y", "--prices", "no.yaml"], "--prices no.yaml: cannot be read"),
-        (["whatif", "--input", "x", "--output", "y", "--candidate", "none.yaml"], "none.yaml: cannot be read"),
-        (
-            ["capacity", "--input", "x", "--output", "y", "--capacity", "fetch=1G"],
-            "expected produce=BYTES or fetch=BYT",
-        ),
-        (["usage", "--input", "x", "--output", "y", "--conf", "spark.x"], "--conf: expected NAME=VALUE, got spark.x"),
-        (["usage", "--input", "x", "--output", "y", "--memory", "4x"], "expected a size as Java has it, such as 512m"),
-        (["stream", "--input", "x", "--output", "y", "--format", "iceberg"], "--format is not for stream"),
-        (["compact", "--input", "x", "--output", "y", "--format", "delta"], "invalid choice: 'delta'"),
-        (
-            ["compact", "--input", "x", "--output", "y", "--keep-days", "-5"],
-            "days of at least 1 and at most 36500, got",
-        ),
-        (["compact", "--input", "x", "--output", "y", "--settle", "nan"], "hours of at least 0, such as 2, got nan"),
-        (["compact", "--input", "x", "--output", "x"], "x/records and --input x overlap, expected places apart"),
-        (["compact", "--input", "y/records", "--output", "y"], "y/records and --input y/records overlap"),
-        (["usage", "--input", "d*s", "--output", "docs/reports/"], "docs/reports/usage and --input d*s overlap"),
-        (["usage", "--input", "x", "--output", "Makefile/y"], "--output Makefile/y: {}/Makefile is a file, expected"),
-        (
-            ["usage", "--input", "x", "--output", "y", "--grain", "x"],
-            "--grain: expected a number of seconds that divid",
-        ),
-        (["capacity", "--input", "x", "--output", "y", "--capacity", "fetch=inf"], "--capacity fetch=inf: expected"),
-        (["stream", "--input", "x", "--output", "y", "--batch", "0"], "--batch: expected a whole number of at least 1"),
-        (["stream", "--input", "x", "--output", "y", "--delay", "banana"], "such as 10 minutes, got banana"),
-        (["stream", "--input", "x", "--output", "y", "--trigger", "often"], "--trigger: expected a time as Spark has"),
+        ("usge --input x --output y", "invalid choice: 'usge'"),
+        ("usage --input x", "required: --output"),
+        ("chargeback --input x --output y", "chargeback needs --prices FILE"),
+        ("usage --input x --output y --prices p.yaml", "--prices is for chargeback, not for usage"),
+        ("chargeback --input x --output y --prices no.yaml", "--prices no.yaml: cannot be read"),
+        ("whatif --input x --output y --candidate none.yaml", "none.yaml: cannot be read"),
+        ("capacity --input x --output y --capacity fetch=1G", "expected produce=BYTES or fetch=BYT"),
+        ("usage --input x --output y --conf spark.x", "--conf: expected NAME=VALUE, got spark.x"),
+        ("usage --input x --output y --memory 4x", "expected a size as Java has it, such as 512m"),
+        ("stream --input x --output y --format iceberg", "--format is not for stream"),
+        ("compact --input x --output y --format delta", "invalid choice: 'delta'"),
+        ("compact --input x --output y --keep-days -5", "days of at least 1 and at most 36500, got"),
+        ("compact --input x --output y --settle nan", "hours of at least 0, such as 2, got nan"),
+        ("compact --input x --output x", "x/records and --input x overlap, expected places apart"),
+        ("compact --input y/records --output y", "y/records and --input y/records overlap"),
+        ("usage --input d*s --output docs/reports/", "docs/reports/usage and --input d*s overlap"),
+        ("usage --input x --output Makefile/y", "--output Makefile/y: {}/Makefile is a file, expected"),
+        ("usage --input x --output y --grain x", "--grain: expected a number of seconds that divid"),
+        ("capacity --input x --output y --capacity fetch=inf", "--capacity fetch=inf: expected"),
+        ("stream --input x --output y --batch 0", "--batch: expected a whole number of at least 1"),
+        ("stream --input x --output y --delay banana", "such as 10 minutes, got banana"),
+        ("stream --input x --output y --trigger often", "--trigger: expected a time as Spark has"),
     ],
 )
-def test_wrong_use_ends_before_a_jvm_starts(arguments: list[str], printed: str) -> None:
-    result = kquota("report", *arguments, JAVA_HOME="/nonexistent", PATH="/nonexistent")
-    assert result.returncode == 2, result.stderr
-    assert printed.replace("{}", str(ROOT)) in result.stderr
-    assert "Traceback" not in result.stderr
+def test_wrong_use_ends_before_a_jvm_starts(
+    arguments: str, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("analysis.session.open_session", lambda *_, **__: pytest.fail("a JVM starts"))
+    try:
+        code: Any = main(arguments.split())
+    except SystemExit as end:  # by argparse
+        code = end.code
+    said = capsys.readouterr().err
+    assert code == 2, said
+    assert printed.replace("{}", str(ROOT)) in said
 
 
 @pytest.mark.parametrize(
@@ -103,9 +102,8 @@ def test_refuses_the_output_of_the_other(
 ) -> None:
     (tmp_path / there).mkdir()
     assert main([name, "--input", "x", "--output", str(tmp_path)]) == 2
-    assert (
-        capsys.readouterr().err == f"error: --output {tmp_path} is the output of {other}, expected another directory\n"
-    )
+    text = f"error: --output {tmp_path} is the output of {other}, expected another directory\n"
+    assert capsys.readouterr().err == text
 
 
 @pytest.mark.parametrize("name", ["compact", "stream", "usage"])
@@ -121,7 +119,7 @@ def test_failures_of_spark_are_one_line(
 
 
 def test_missing_java_names_the_package() -> None:
-    result = kquota("report", "usage", "--input", "x", "--output", "y", JAVA_HOME="/nonexistent", PATH="/nonexistent")
+    result = kquota("report", "usage", "--input", "x", "--output", "y", **NO_JAVA)
     assert result.returncode == 1
     assert "Spark needs Java 17 or 21" in result.stderr
     assert "JAVA_HOME: /nonexistent/bin/java does not run\n  PATH: none" in result.stderr
@@ -159,12 +157,9 @@ def test_a_java_without_the_vector_module_is_refused(tmp_path: Path, monkeypatch
         ({"currency": "EUR", "prices": {"fetch_gb": float("nan")}}, "prices.fetch_gb: got NaN"),
         (
             {"currency": "EUR", "prices": {"fetch_gb": 0}},
-            "prices: got a mapping with fetch_gb, expected at least one price above 0: produce_gb,",
+            "expected at least one price above 0: produce_gb,",
         ),
-        (
-            {"currency": "EUR", "payer": "pod", "prices": {"fetch_gb": 1}},
-            "payer: got \"pod\", expected 'user', 'client_id',",
-        ),
+        ({"currency": "EUR", "payer": "pod", "prices": {"fetch_gb": 1}}, "got \"pod\", expected 'user', 'client_id',"),
         ({"currency": "EUR", "burst_above": 0.5, "prices": {"fetch_gb": 1}}, "burst_above: got 0.5, expected a number"),
     ],
 )
@@ -190,14 +185,12 @@ def test_the_price_model_of_the_docs_is_right(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:
-    values = tmp_path / "values.yaml"
-    quotas = "quotas: [{user: a, controller_mutation_rate: 5}]\n"
-    found = tmp_path / "candidate.json"
-    for text, algorithm in (
-        (quotas, "token_bucket"),
-        (f"{quotas}controller_mutation_algorithm: windowed_burst\n", "windowed_burst"),
+    values, found = tmp_path / "values.yaml", tmp_path / "candidate.json"
+    for more, algorithm in (
+        ("", "token_bucket"),
+        ("controller_mutation_algorithm: windowed_burst\n", "windowed_burst"),
     ):
-        values.write_text(text)
+        values.write_text(f"quotas: [{{user: a, controller_mutation_rate: 5}}]\n{more}")
         found.write_text(kquota("check", "--on-paper", "--json", "--config", values).stdout)
         candidate = load_candidate(found)
         assert candidate.mutation_algorithm == algorithm

@@ -31,12 +31,8 @@ def test_when_limits_and_the_cluster_s_capacity_are_reached(report: Make) -> Non
         # Grows by 1 MB/s a day from 50 MB/s, on Saturdays and Sundays half of that. (Day 0 is a Monday.)
         week = 0.5 if day % 7 >= 5 else 1.0
         grows = (50 + day) * MB * week
-        rows.append(
-            day_of(
-                day, day + 1, grows, user="grows", produce_group_user="grows", **own,
-                produce_group_utilisation_peak=grows / (99.9 * MB),
-            )
-        )  # fmt: skip
+        of = {"user": "grows", "produce_group_user": "grows", "produce_group_utilisation_peak": grows / (99.9 * MB)}
+        rows.append(day_of(day, day + 1, grows, **of, **own))
         # 10 MB/s on each of two sidecars, 0.25 MB/s more each day: together 20 + 0.5 n of 59.9 MB/s.
         for sidecar in ("i1", "i2"):
             rows.append(day_of(day, 100 + day, (10 + 0.25 * day) * MB, instance=sidecar, user="fleet", **fleet))
@@ -64,9 +60,8 @@ def test_when_limits_and_the_cluster_s_capacity_are_reached(report: Make) -> Non
         assert limits[one]["earliest"] <= limits[one]["expected_on"] <= limits[one]["latest"]
     # An average day of the week grows by 6/7 of what a weekday grows by: (5 * 1 + 2 * 0.5) / 7.
     assert float(limits["grows"]["growth_per_day"]) == pytest.approx(6 / 7 * MB, rel=0.01)
-    assert float(limits["grows"]["used_share"]) == pytest.approx(
-        0.75, rel=0.01
-    )  # the Friday before the last day: 50 + 25
+    # The Friday before the last day: 50 + 25.
+    assert float(limits["grows"]["used_share"]) == pytest.approx(0.75, rel=0.01)
     assert (limits["new"]["days"], limits["new"]["expected_on"]) == ("8", "")
     (produce,) = [row for row in table(out, "clusters") if row["kind"] == "produce"]
     # In the busy minute 50 + n of one, 20 + 0.5 n of the fleet, 5, and from day 20 on 1: some 200 MB/s on day 83.

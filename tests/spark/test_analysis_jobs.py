@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 MB = 1_000_000
 
 
+def owners_of(*rules: dict[str, str]) -> Owners:
+    return Owners.model_validate({"owners": list(rules)})
+
+
 def test_rates_are_taken_over_no_less_than_an_interval(report: Make) -> None:
     """300 s of 1 MB/s are 1 MB/s, not 5 MB/s in one minute and nothing in four."""
     rows = [record(number, number * 300, duration_s=300, produce_bytes=300 * MB) for number in range(1, 10)]
@@ -54,8 +59,7 @@ def test_the_next_divisor_of_an_hour_that_an_interval_fits_into(asked_s: int, in
 
 
 def test_usage_report(report: Make) -> None:
-    # u/c: 6 MB on each of two sidecars in the first minute, 3 MB in the second, of which 10 s are in the records: 200
-    # kB/s and 300 kB/s, 15 MB in 70 s
+    # u/c: 6 MB on each of two sidecars in the first minute, 3 MB in the second, of which 10 s are recorded.
     rows = [
         record(1, 0, produce_bytes=6 * MB, requests=3, request_seconds=1.5, produce_rate_max=1e6),
         record(2, 10),
@@ -68,9 +72,8 @@ def test_usage_report(report: Make) -> None:
     assert (first["user"], second["user"], second["client_id"]) == ("u", "<evil>", "")
     assert floats(first, "produce_bytes", "requests", "request_seconds", "records") == [15 * MB, 3, 1.5, 4]
     names = ("mean", "p50", "p95", "p99", "one_second_max")
-    assert floats(first, *(f"produce_bytes_{name}_per_s" for name in names)) == pytest.approx(
-        [15e6 / 70, 200e3, 300e3, 300e3, 2e6]
-    )
+    rates = floats(first, *(f"produce_bytes_{name}_per_s" for name in names))
+    assert rates == pytest.approx([15e6 / 70, 200e3, 300e3, 300e3, 2e6])
     assert "u / c with 75 % of all bytes" in printed  # 15 of 20 MB
     assert "2 clients produced 15 MB and fetched 5 MB" in printed
 
@@ -92,8 +95,7 @@ def test_rates_are_of_observed_time(report: Make) -> None:
     held = {"throttle_produce_count": 1, "throttle_produce_seconds": 2.5}
     rows = [
         record(number + 1, 3580 + 10 * number, instance=name, produce_bytes=25 * MB, **limit, **held)
-        for number in range(3)
-        for name in ("i1", "i2")
+        for number, name in itertools.product(range(3), ("i1", "i2"))
     ]
     printed, out = report("usage", rows)
     (client,) = table(out, "clients")
@@ -105,8 +107,7 @@ def test_rates_are_of_observed_time(report: Make) -> None:
     # Half an hour on each of three days, of other sidecars; the middle one is no end of the input.
     days = [
         record(n + 1, day * 86_400 + 300 * n, duration_s=300, instance=f"i{day}", produce_bytes=30 * MB)
-        for day in range(3)
-        for n in range(6)
+        for day, n in itertools.product(range(3), range(6))
     ]
     printed, out = report("usage", days)
     assert {float(row["observed_seconds"]) for row in table(out, "hours")} == {1800}
@@ -123,61 +124,48 @@ def test_rates_are_of_observed_time(report: Make) -> None:
 
 
 def test_throttling_report(report: Make) -> None:
+    held = {"throttle_produce_count": 3, "throttle_produce_seconds": 6.0, "requests": 10, "connections_peak": 2}
     rows = [
-        record(
-            1, 0, requests=10, connections_peak=2,
-            throttle_produce_count=3, throttle_produce_seconds=6.0,
-            throttle_broker_count=1, throttle_broker_seconds=1.0,
-        ),
+        record(1, 0, throttle_broker_count=1, throttle_broker_seconds=1.0, **held),
         record(2, 0, client_id="free", requests=10),
         record(3, 3600, requests=10, throttle_fetch_count=1, throttle_fetch_seconds=0.5, connections_peak=2),
-    ]  # fmt: skip
+    ]
     printed, out = report("throttling", rows)
     (row,) = table(out, "clients")
     # 7.5 s of 2 connections * 20 s; 5 of 20 requests
-    assert floats(row, "delayed_seconds", "time_lost_share", "requests_delayed", "requests_delayed_share") == [
-        7.5,
-        0.1875,
-        5,
-        0.25,
-    ]
+    names = ("delayed_seconds", "time_lost_share", "requests_delayed", "requests_delayed_share")
+    assert floats(row, *names) == [7.5, 0.1875, 5, 0.25]
     assert (row["main_cause"], row["hours_with_throttles"]) == ("produce", "2")
-    assert [(cause["cause"], float(cause["delayed_seconds"])) for cause in table(out, "causes")] == [
-        ("produce", 6), ("broker", 1), ("fetch", 0.5),
-    ]  # fmt: skip
+    causes = [(cause["cause"], float(cause["delayed_seconds"])) for cause in table(out, "causes")]
+    assert causes == [("produce", 6), ("broker", 1), ("fetch", 0.5)]
     assert "Most of it, 80 %, was due to the produce quota" in printed
     thirds = {"throttle_produce_seconds": 3.4, "throttle_fetch_seconds": 3.3, "throttle_request_seconds": 3.3}
-    printed, _ = report(
-        "throttling", [record(1, 0, **thirds, **{name.replace("seconds", "count"): 1 for name in thirds})]
-    )
+    counts = {name.replace("seconds", "count"): 1 for name in thirds}
+    printed, _ = report("throttling", [record(1, 0, **thirds, **counts)])
     assert "The largest part of it, 34 %, was due to the produce quota" in printed
     printed, _ = report("throttling", [record(1, 0, throttle_produce_count=1, throttle_produce_held_seconds=0.5)])
     assert "1 client lost 0 ms to throttles, in 1 delayed requests." in printed
 
 
 def test_chargeback_report(report: Make) -> None:
-    model = PriceModel.model_validate(
-        {
-            "currency": "EUR",
-            "payer": "user",
-            "burst_above": 2,
-            # 3.6 per 10^6 bytes/s and hour are 10^-9 per byte-second
-            "prices": {"produce_gb": 2, "idle_produce_mb_s_hour": 3.6, "burst_gb": 10},
-        }
-    )
-    alone = {"produce_limit": 20e6, "produce_limit_mode": "enforce", "produce_group_user": "alice"}
-    shared = {"produce_limit": 1e6, "produce_limit_mode": "enforce", "produce_group_client_id": "etl"}
-    unlimited = {"produce_limit": MAX_LIMIT, "produce_limit_mode": "enforce", "produce_group_client_id": "c"}
-    share = {"produce_limit": MAX_LIMIT / 2, "produce_fleet_limit": MAX_LIMIT}
-    shadow = {"produce_limit": 1e9, "produce_limit_mode": "shadow", "produce_group_user": "eve"}
+    # 3.6 per 10^6 bytes/s and hour are 10^-9 per byte-second
+    prices = {"produce_gb": 2, "idle_produce_mb_s_hour": 3.6, "burst_gb": 10}
+    model = PriceModel.model_validate({"currency": "EUR", "payer": "user", "burst_above": 2, "prices": prices})
+
+    def one(number: int, user: str, produced: int, limit: float, start_s: float = 0, **more: Any) -> Row:
+        at = {"user": user, "produce_bytes": produced, "produce_limit": limit, "produce_limit_mode": "enforce"}
+        return record(number, start_s, duration_s=60, **at | more)
+
+    shared = {"client_id": "etl", "produce_group_client_id": "etl"}
+    shadow = {"produce_limit_mode": "shadow", "produce_group_user": "eve"}
     rows = [
-        record(1, 0, duration_s=60, user="alice", produce_bytes=600 * MB, **alone),
-        record(2, 0, duration_s=60, user="carol", client_id="etl", produce_bytes=10 * MB, **shared),
-        record(3, 0, duration_s=60, user="dave", client_id="etl", produce_bytes=20 * MB, **shared),
-        record(4, 0, duration_s=60, user="eve", **shadow),
-        record(6, 0, duration_s=60, user="fay", produce_bytes=220, **unlimited),
-        record(7, 0, duration_s=60, user="gil", produce_bytes=220, **unlimited | share),
-        record(5, 3600, duration_s=60, user="eve", **shadow),  # so that the hour before is whole
+        one(1, "alice", 600 * MB, 20e6, produce_group_user="alice"),
+        one(2, "carol", 10 * MB, 1e6, **shared),
+        one(3, "dave", 20 * MB, 1e6, **shared),
+        one(4, "eve", 0, 1e9, **shadow),
+        one(6, "fay", 220, MAX_LIMIT, produce_group_client_id="c"),
+        one(7, "gil", 220, MAX_LIMIT / 2, produce_group_client_id="c", produce_fleet_limit=MAX_LIMIT),
+        one(5, "eve", 0, 1e9, 3600, **shadow),  # so that the hour before is whole
     ]
     printed, out = report("chargeback", rows, prices=model)
     bill = {row["payer"]: floats(row, "usage", "bursts", "idle_reservations", "total") for row in table(out, "bill")}
@@ -195,15 +183,8 @@ def test_chargeback_report(report: Make) -> None:
 
 def test_recommend_report(report: Make) -> None:
     def one(number: int, user: str, rate: float, limit: float | None, **more: Any) -> Row:
-        return record(
-            number,
-            9 * 3600 + number * 10,
-            user=user,
-            client_id="app",
-            produce_bytes=round(rate * 10),
-            produce_limit=limit,
-            **more,
-        )
+        of = {"user": user, "client_id": "app", "produce_bytes": round(rate * 10), "produce_limit": limit}
+        return record(number, 9 * 3600 + number * 10, **of, **more)
 
     rows = [
         one(1, "calm", 1.0e6, 5.0e6),
@@ -252,11 +233,9 @@ def test_recommend_report(report: Make) -> None:
 
     rows = [record(1, 0, instance=name, cluster_id=name, produce_bytes=7) for name in ("a/b", "a_b", "é" * 200)]
     report("recommend", rows, headroom=0.25)
-    names = [path.name for path in out.glob("*.yaml")]
     # One for each cluster, and none of the run before.
-    assert sorted(re.sub("[0-9a-f]{8}", "", name) for name in names) == [
-        "values-a_b-.yaml", "values-a_b.yaml", f"values-{'é' * 50}-.yaml",
-    ]  # fmt: skip
+    names = sorted(re.sub("[0-9a-f]{8}", "", path.name) for path in out.glob("*.yaml"))
+    assert names == ["values-a_b-.yaml", "values-a_b.yaml", f"values-{'é' * 50}-.yaml"]
 
 
 def test_recommend_takes_an_intervals_middle_for_its_hour(report: Make) -> None:
@@ -296,35 +275,16 @@ def test_noisy_report(report: Make) -> None:
     # In 2 of 40 minutes `loud` moves a hundred times as much, and the other's requests take 30 ms instead of 10.
     rows = []
     for minute in range(40):
-        burst = minute in (10, 30)
-        at = {"duration_s": 60.0, "requests": 10}
-        rows.append(
-            record(
-                2 * minute + 1,
-                minute * 60,
-                client_id="loud",
-                fetch_bytes=100 * MB if burst else MB,
-                request_seconds=0.1,
-                **at,
-            )
-        )
-        rows.append(
-            record(
-                2 * minute + 2,
-                minute * 60,
-                client_id="meek",
-                fetch_bytes=MB,
-                request_seconds=0.3 if burst else 0.1,
-                **at,
-            )
-        )
+        burst, at = minute in (10, 30), {"duration_s": 60.0, "requests": 10}
+        loud = {"client_id": "loud", "fetch_bytes": 100 * MB if burst else MB, "request_seconds": 0.1}
+        meek = {"client_id": "meek", "fetch_bytes": MB, "request_seconds": 0.3 if burst else 0.1}
+        rows += [record(2 * minute + number, minute * 60, **at, **of) for number, of in ((1, loud), (2, meek))]
     printed, out = report("noisy", rows)
-    loud, meek = table(out, "neighbours")
-    assert (loud["client_id"], loud["notable"], loud["bursts"], loud["buckets"]) == ("loud", "true", "2", "40")
-    assert floats(loud, "lift", "correlation", "others_ms_in_bursts", "others_ms_otherwise") == pytest.approx(
-        [3, 1, 30, 10]
-    )
-    assert (meek["lift"], meek["notable"]) == ("", "")
+    first, second = table(out, "neighbours")
+    assert (first["client_id"], first["notable"], first["bursts"], first["buckets"]) == ("loud", "true", "2", "40")
+    names = ("lift", "correlation", "others_ms_in_bursts", "others_ms_otherwise")
+    assert floats(first, *names) == pytest.approx([3, 1, 30, 10])
+    assert (second["lift"], second["notable"]) == ("", "")
     assert "While u / loud is in a burst, requests of the others take 30 ms of broker time instead of 10 ms" in printed
 
 
@@ -335,10 +295,8 @@ def test_noisy_takes_clients_that_move_no_bytes(report: Make) -> None:
         for number in (1, 2)
     ]
     _, out = report("noisy", rows)
-    assert [(row["client_id"], row["bytes_share"], row["lift"]) for row in table(out, "neighbours")] == [
-        ("c1", "", ""),
-        ("c2", "", ""),
-    ]
+    found = [(row["client_id"], row["bytes_share"], row["lift"]) for row in table(out, "neighbours")]
+    assert found == [("c1", "", ""), ("c2", "", "")]
 
 
 def test_whatif_of_all_four_quotas(report: Make) -> None:
@@ -408,17 +366,13 @@ def test_whatif_side_by_side(report: Make) -> None:
 
 def test_compliance_report(report: Make) -> None:
     libraries = {"kafka-python": 0, "librdkafka": 27, "strange": 9}
-    rows = [
-        record(
-            number, 0, client_id=name, client_library=name, client_library_version="1", mutes=30, mutes_ignored=ignored
-        )
-        for number, (name, ignored) in enumerate(libraries.items(), 1)
-    ]
-    rows.append(record(4, 0, client_id="old", mutes=3, mutes_ignored=3))
+    rows = [record(4, 0, client_id="old", mutes=3, mutes_ignored=3)]
+    for number, (name, ignored) in enumerate(libraries.items(), 1):
+        of = {"client_id": name, "client_library": name, "client_library_version": "1"}
+        rows.append(record(number, 0, mutes=30, mutes_ignored=ignored, **of))
     printed, out = report("compliance", rows)
-    assert {row["library"]: float(row["ignored_share"]) for row in table(out, "libraries")} == {
-        "kafka-python": 0, "librdkafka": 0.9, "strange": 0.3, "(did not say)": 1,
-    }  # fmt: skip
+    shares = {row["library"]: float(row["ignored_share"]) for row in table(out, "libraries")}
+    assert shares == {"kafka-python": 0, "librdkafka": 0.9, "strange": 0.3, "(did not say)": 1}
     assert "kafka-python 1 honours throttle times: it went on sending during 0 of 30 throttles (0 %)" in printed
     assert "librdkafka 1 ignores throttle times" in printed
     assert "strange 1 honours throttle times in part" in printed
@@ -426,9 +380,7 @@ def test_compliance_report(report: Make) -> None:
 
 
 def test_slo_report_by_team(report: Make) -> None:
-    owners = Owners.model_validate(
-        {"owners": [{"team": "shop", "user": "u", "client-id": "a*"}, {"team": "rest", "user": "*"}]}
-    )
+    owners = owners_of({"team": "shop", "user": "u", "client-id": "a*"}, {"team": "rest", "user": "*"})
     held = {"throttle_produce_count": 3, "throttle_produce_seconds": 25.0, "requests": 10}  # of several connections
     rows = [
         record(1, 0, client_id="a1", **held),
@@ -442,9 +394,8 @@ def test_slo_report_by_team(report: Make) -> None:
     names = ("held_seconds", "time_held_share", "requests_delayed_share", "budget_used_share")
     assert floats(shop, *names) == pytest.approx([10, 0.5, 0.015, 50])
     assert floats(rest, *names) == pytest.approx([0.1, 0.005, 0.005, 0.5])
-    assert [(row["team"], row["kept"], row["clients"]) for row in (shop, rest)] == [
-        ("shop", "false", "1"), ("rest", "true", "1"),
-    ]  # fmt: skip
+    assert (shop["team"], shop["kept"], shop["clients"]) == ("shop", "false", "1")
+    assert (rest["team"], rest["kept"], rest["clients"]) == ("rest", "true", "1")
     assert "1 of 2 teams missed the target" in printed
     for target, delayed in ((0.9, 100), (0.9995, 1)):  # exactly what it allows
         exact = {"requests": 2000 if delayed == 1 else 1000, "throttle_fetch_count": delayed}
@@ -453,19 +404,16 @@ def test_slo_report_by_team(report: Make) -> None:
         assert floats(table(out, "teams")[0], "budget_used_share") == [1]
         assert f"free of delays for {target * 100:g} % of its time" in (out / "report.html").read_text()
     _, out = report("throttling", rows, owners=owners)
-    assert [(row["team"], *floats(row, "rows", "delayed_seconds")) for row in table(out, "teams")] == [
-        ("shop", 1, 25.0), ("rest", 1, pytest.approx(0.1)),
-    ]  # fmt: skip
+    teams = [(row["team"], *floats(row, "rows", "delayed_seconds")) for row in table(out, "teams")]
+    assert teams == [("shop", 1, 25.0), ("rest", 1, pytest.approx(0.1))]
     assert [(row["team"], row["client_id"]) for row in table(out, "clients")] == [("shop", "a1"), ("rest", "b")]
 
 
 def test_sums_by_team(report: Make, spark: SparkSession) -> None:
-    many = Owners.model_validate({"owners": [{"team": f"t{number}", "user": f"u{number}"} for number in range(500)]})
+    many = owners_of(*({"team": f"t{number}", "user": f"u{number}"} for number in range(500)))
     one = spark.sql("SELECT 'u499' AS user, '' AS client_id").select(many.column().alias("team"))
     assert [row["team"] for row in one.collect()] == ["t499"]
-    owners = Owners.model_validate(
-        {"owners": [{"team": "shop", "user": "shop*"}, {"team": "data", "client-id": "etl"}]}
-    )
+    owners = owners_of({"team": "shop", "user": "shop*"}, {"team": "data", "client-id": "etl"})
     rows = [
         record(1, 0, user="shop-1", produce_bytes=3 * MB, requests=1),
         record(2, 0, user="shop-2", produce_bytes=2 * MB, requests=1),
@@ -473,21 +421,18 @@ def test_sums_by_team(report: Make, spark: SparkSession) -> None:
         record(4, 0, user="app", produce_bytes=MB),
     ]
     _, out = report("usage", rows, owners=owners)
-    assert [(row["team"], *floats(row, "rows", "produce_bytes", "requests")) for row in table(out, "teams")] == [
-        ("data", 1, 10 * MB, 0), ("shop", 2, 5 * MB, 2), ("(no team)", 1, MB, 0),
-    ]  # fmt: skip
+    teams = [(row["team"], *floats(row, "rows", "produce_bytes", "requests")) for row in table(out, "teams")]
+    assert teams == [("data", 1, 10 * MB, 0), ("shop", 2, 5 * MB, 2), ("(no team)", 1, MB, 0)]
     # A group that is named by its user alone is its user's team's.
     by_user = CandidateQuotas(QuotaTable([Entry(DEFAULT, producer_byte_rate=0.25e6)]))
     _, out = report("whatif", rows, candidates={"c": by_user}, owners=owners)
-    assert {row["group_user"]: row["team"] for row in table(out, "groups")} == {
-        "shop-1": "shop", "shop-2": "shop", "app": "(no team)",
-    }  # fmt: skip
+    teams_of = {row["group_user"]: row["team"] for row in table(out, "groups")}
+    assert teams_of == {"shop-1": "shop", "shop-2": "shop", "app": "(no team)"}
     assert [(row["team"], row["rows"]) for row in table(out, "teams")] == [("(no team)", "1"), ("shop", "2")]
     prices = PriceModel.model_validate({"currency": "EUR", "payer": "team", "prices": {"produce_gb": 1000}})
     _, out = report("chargeback", rows, prices=prices, owners=owners)
-    assert {row["payer"]: float(row["total"]) for row in table(out, "bill")} == {
-        "data": 10, "shop": 5, "(no team)": 1,
-    }  # fmt: skip
+    bill = {row["payer"]: float(row["total"]) for row in table(out, "bill")}
+    assert bill == {"data": 10, "shop": 5, "(no team)": 1}
 
 
 def test_anomalies_report(report: Make) -> None:
@@ -496,24 +441,17 @@ def test_anomalies_report(report: Make) -> None:
     rows = [record(n + 1, n * day, client_id="steady", **usual) for n in range(10)]
     rows += [record(n + 11, n * day, client_id="grown", **usual) for n in range(9)]
     rows += [record(20 + n, 9 * day + n * 10, client_id="grown", **usual) for n in range(4)]  # 80 MB in one hour
-    rows += [
-        record(30, 2 * day, client_id="curious", fetch_bytes=5),
-        record(31, 9 * day, client_id="curious", mutations=4),
-    ]
-    rows += [record(32, 9 * day, client_id="fresh", **usual)]
+    rows.append(record(30, 2 * day, client_id="curious", fetch_bytes=5))
+    rows.append(record(31, 9 * day, client_id="curious", mutations=4))
+    rows.append(record(32, 9 * day, client_id="fresh", **usual))
     printed, out = report("anomalies", rows, recent_days=2)
-    found = {
-        (row["client_id"], row["anomaly"], row["use"]): floats(row, "highest_hour") for row in table(out, "anomalies")
+    names = ("client_id", "anomaly", "use")
+    assert {(*(row[name] for name in names), float(row["highest_hour"])) for row in table(out, "anomalies")} == {
+        ("grown", "more than ever", "produce_bytes", 80 * MB),
+        ("curious", "never used before", "mutations", 4),
+        ("fresh", "new client", "produce_bytes", 20 * MB),
     }
-    assert found == {
-        ("grown", "more than ever", "produce_bytes"): [80 * MB],
-        ("curious", "never used before", "mutations"): [4],
-        ("fresh", "new client", "produce_bytes"): [20 * MB],
-    }
-    assert (
-        "1 client used far more than in any earlier hour; the largest, u / grown: 80 MB produced in an hour, 20 MB"
-        in printed
-    )
+    assert "far more than in any earlier hour; the largest, u / grown: 80 MB produced in an hour, 20 MB" in printed
     assert "1 client used something for the first time; the largest, u / curious: 4 partitions created" in printed
     printed, out = report("anomalies", rows, recent_days=9)
     assert "Only 9 d of records: nothing earlier to compare with." in printed
@@ -535,11 +473,7 @@ def test_changes_report(report: Make) -> None:
     (change,) = table(out, "changes")
     assert (change["client_id"], change["kind"], change["since"][:16]) == ("c", "produce", "2025-10-21T00:00")
     names = ("limit", "rate", "held_share", "delayed")
-    assert [floats(change, f"{name}_before", f"{name}_after") for name in names] == [
-        [1e6, 3e6], [1e6, 1.5e6], [0.2, 0], [48, 0],
-    ]  # fmt: skip
+    steps = [floats(change, f"{name}_before", f"{name}_after") for name in names]
+    assert steps == [[1e6, 3e6], [1e6, 1.5e6], [0.2, 0], [48, 0]]
     assert "1 change of quotas of 1 client: 1 reduced the client's throttled time, 0 increased it." in printed
-    assert (
-        "from 1 MB/s to 3 MB/s. It was throttled for 20 % of its time before and 0 % after, and used 1 MB/s before"
-        in printed
-    )
+    assert "to 3 MB/s. It was throttled for 20 % of its time before and 0 % after, and used 1 MB/s before" in printed

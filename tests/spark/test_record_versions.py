@@ -12,7 +12,7 @@ from quota import record
 from quota.entity import Kind
 from quota.record import Row
 from quota.table import Entry
-from tests.support.spark_tools import DAY_MS, T0_MS, table, write
+from tests.support.spark_tools import DAY_MS, T0_MS, floats, table, write
 from tests.support.spark_tools import record as new_record
 from tests.unit.test_export_rows import Watched
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SINCE_2 = {f"throttle_{kind}_held_{what}" for kind in Kind for what in ("count", "seconds")}
-
 SINCE_3 = {f"{kind}_fleet_{what}" for kind in Kind for what in ("limit", "share")}
 
 
@@ -74,16 +73,10 @@ def test_exports_held_requests() -> None:
 @pytest.mark.parametrize("parquet", [False, True], ids=["json", "parquet"])
 def test_the_report_on_throttling_reads_both(spark: SparkSession, tmp_path: Path, parquet: bool) -> None:
     old = [old_record(1, 0, client_id="old", requests=4, throttle_produce_count=2, throttle_produce_seconds=4.0)]
-    new = [
-        new_record(
-            number, 10 * number, client_id="new", requests=4,
-            throttle_produce_count=2, throttle_produce_seconds=2.0,
-            throttle_produce_held_count=1, throttle_produce_held_seconds=1.5,
-            throttle_request_count=1, throttle_request_seconds=1.0,
-            throttle_request_held_count=1, throttle_request_held_seconds=1.0,
-        )
-        for number in (1, 2)
-    ]  # fmt: skip
+    held = {"produce": (2, 2.0), "produce_held": (1, 1.5), "request": (1, 1.0), "request_held": (1, 1.0)}
+    throttles = {f"throttle_{cause}_count": count for cause, (count, _) in held.items()}
+    throttles |= {f"throttle_{cause}_seconds": seconds for cause, (_, seconds) in held.items()}
+    new = [new_record(number, 10 * number, client_id="new", requests=4, **throttles) for number in (1, 2)]
     place = write(tmp_path / "in", old, "old.jsonl")
     write(place, new, "new.jsonl")
     if parquet:
@@ -95,9 +88,9 @@ def test_the_report_on_throttling_reads_both(spark: SparkSession, tmp_path: Path
     now_ms = T0_MS + 30 * DAY_MS
     printed = make(spark, "throttling", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=now_ms)
     clients = {row["client_id"]: row for row in table(tmp_path / "out" / "throttling", "clients")}
-    assert (float(clients["old"]["delayed_seconds"]), float(clients["old"]["held_seconds"])) == (4, 0)
-    assert (float(clients["new"]["delayed_seconds"]), float(clients["new"]["held_seconds"])) == (6, 5)
+    assert floats(clients["old"], "delayed_seconds", "held_seconds") == [4, 0]
+    assert floats(clients["new"], "delayed_seconds", "held_seconds") == [6, 5]
     causes = {row["cause"]: row for row in table(tmp_path / "out" / "throttling", "causes")}
-    assert (float(causes["produce"]["delayed_seconds"]), float(causes["produce"]["held_seconds"])) == (8, 3)
-    assert (float(causes["request"]["delayed_seconds"]), float(causes["request"]["held_seconds"])) == (2, 2)
+    assert floats(causes["produce"], "delayed_seconds", "held_seconds") == [8, 3]
+    assert floats(causes["request"], "delayed_seconds", "held_seconds") == [2, 2]
     assert "5 s (50 %) was queueing in kquota" in printed

