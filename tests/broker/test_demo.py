@@ -22,17 +22,8 @@ ROOT = Path(__file__).parents[2]
 def test_the_demo_holds_every_client_to_its_limit(tmp_path: Path) -> None:
     # Clients that wait for a core do not reach their limits.
     mark = f"KQUOTA_DEMO_TEST={tmp_path}"  # all that it starts inherits this
-    command = [
-        sys.executable,
-        "-m",
-        "proxy.app.cli.main",
-        "demo",
-        "--plain",
-        "--seconds",
-        "19",
-        "--usage",
-        str(tmp_path),
-    ]
+    arguments = ["demo", "--plain", "--seconds", "19", "--usage", str(tmp_path)]
+    command = [sys.executable, "-m", "proxy.app.cli.main", *arguments]
     with precedence():
         done = subprocess.run(["env", mark, *command], cwd=ROOT, capture_output=True, text=True, timeout=120)
     output = done.stdout + done.stderr

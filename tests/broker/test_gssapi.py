@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,13 +14,13 @@ from benchmarks.evasion.frames import metadata_of_nothing, produce, produce_erro
 from benchmarks.evasion.gssapi import environment
 from benchmarks.evasion.logins import authenticate, authenticated, handshake, handshake_error
 from proxy.core.wire.sasl import ILLEGAL_SASL_STATE
-from tests.corpus.job import wait_for
 from tests.lab.kafka import BrokerSecurity, KafkaCluster, SecureListener, run_tool
 from tests.lab.kafka.cluster import BROKER_HEAP
 from tests.lab.kafka.tools import QUICK_JVM, TOOL_HEAP
 from tests.support.kerberos import Realm, realm
 from tests.support.raw_client import ClosedByPeerError, RawClient
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -61,44 +62,42 @@ def kerberos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kerberos]:
             yield Kerberos(made, cluster, running)
 
 
+def logging_in(client: RawClient, client_id: str) -> Generator[bytes, None, None]:
+    """A login with GSSAPI, message by message: the broker's answers."""
+    steps, answer = gssapi.login("kafka@localhost"), None
+    try:
+        client.send(handshake("GSSAPI", client_id))
+        assert handshake_error(client.read_frame().payload) == 0
+        while answer != b"":
+            client.send(authenticate(next(steps) if answer is None else steps.send(answer), client_id))
+            error, answer = authenticated(client.read_frame().payload)
+            assert error == 0
+            yield answer
+    finally:
+        steps.close()
+
+
 def test_request_within_login_charges_no_client(kerberos: Kerberos, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker has accepted the ticket and then the empty message, and takes no request before the last message: with
     and without us it closes the connection. Nothing is charged to the user that stands for Kerberos' clients."""
     for name, value in environment(kerberos.realm.config, kerberos.realm.keytab).items():
         monkeypatch.setenv(name, value)
     running = kerberos.sidecar
-    for address in (kerberos.direct, running.bootstrap):
-        for rounds in (1, 2):
-            steps, answer = gssapi.login("kafka@localhost"), None
-            with RawClient(address) as client:
-                client.send(handshake("GSSAPI", "early"))
-                assert handshake_error(client.read_frame().payload) == 0
-                for _ in range(rounds):
-                    client.send(authenticate(next(steps) if answer is None else steps.send(answer), "early"))
-                    error, answer = authenticated(client.read_frame().payload)
-                    assert error == 0
-                    assert answer, "only the last answer is empty"
-                client.send(produce("any", 100_000, "early"))
-                with suppress(OSError, ClosedByPeerError):
-                    assert produce_error("any", client.read_frame().payload) == ILLEGAL_SASL_STATE, "then it closes"
-                    client.read_frame()
-                    pytest.fail("a second answer")
-            steps.close()
-    wait_for(
-        "two logins that are missing",
-        lambda: running.metric("kquota_connections_closed_total", reason="login_missing") == 2,
-        10.0,
-    )
+    for address, rounds in itertools.product((kerberos.direct, running.bootstrap), (1, 2)):
+        with RawClient(address) as client:
+            login = logging_in(client, "early")
+            assert all(next(login) for _ in range(rounds)), "only the last answer is empty"
+            client.send(produce("any", 100_000, "early"))
+            with suppress(OSError, ClosedByPeerError):
+                assert produce_error("any", client.read_frame().payload) == ILLEGAL_SASL_STATE, "then it closes"
+                client.read_frame()
+                pytest.fail("a second answer")
+            login.close()
+    until(lambda: running.metric("kquota_connections_closed_total", reason="login_missing") == 2)
     assert running.metric("kquota_bytes_total", kind="produce") == 0
     # A whole one counts.
-    steps, answer = gssapi.login("kafka@localhost"), None
     with RawClient(running.bootstrap) as client:
-        client.send(handshake("GSSAPI", "whole"))
-        client.read_frame()
-        while answer != b"":
-            client.send(authenticate(next(steps) if answer is None else steps.send(answer), "whole"))
-            error, answer = authenticated(client.read_frame().payload)
-            assert error == 0
+        assert list(logging_in(client, "whole"))[-1] == b""
         client.send(metadata_of_nothing("whole"))
         client.read_frame()
         assert [one["user"] for one in running.get("/connections")["connections"]] == [FALLBACK]
@@ -107,13 +106,8 @@ def test_request_within_login_charges_no_client(kerberos: Kerberos, monkeypatch:
 def test_gssapi_passes_and_is_charged_to_the_stated_user(kerberos: Kerberos, topic: str) -> None:
     """Kafka's Java clients with a keytab."""
     running = kerberos.sidecar
-    settings = {
-        "client.id": "java",
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "GSSAPI",
-        "sasl.kerberos.service.name": "kafka",
-        "sasl.jaas.config": kerberos.realm.jaas(CLIENT),
-    }
+    settings = {"client.id": "java", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"}
+    settings |= {"sasl.kerberos.service.name": "kafka", "sasl.jaas.config": kerberos.realm.jaas(CLIENT)}
     arguments = ["--bootstrap-server", f"localhost:{running.port}", "--topic", topic]
     for name, value in settings.items():
         arguments += ["--command-property", f"{name}={value}"]
@@ -124,12 +118,11 @@ def test_gssapi_passes_and_is_charged_to_the_stated_user(kerberos: Kerberos, top
     consume = [*arguments, "--from-beginning", "--max-messages", str(len(RECORDS)), "--timeout-ms", "60000"]
     read = run_tool("org.apache.kafka.tools.consumer.ConsoleConsumer", consume, timeout_s=90.0, jvm=tools)
     assert sorted(read.stdout.split("\n")[:-1]) == sorted(RECORDS), made.stderr
+
+    def charged(**labels: str) -> float:
+        return running.metric("kquota_bytes_total", **labels)
+
     for kind in ("produce", "fetch"):
-        wait_for(
-            f"what was charged for {kind}",  # metrics follow within a second
-            lambda kind=kind: running.metric("kquota_bytes_total", kind=kind, user=FALLBACK) > len("".join(RECORDS)),
-            10.0,
-        )
-        charged = running.metric("kquota_bytes_total", kind=kind, user=FALLBACK)
-        assert charged == running.metric("kquota_bytes_total", kind=kind), "charged to others"
+        until(lambda kind=kind: charged(kind=kind, user=FALLBACK) > len("".join(RECORDS)))  # metrics follow
+        assert charged(kind=kind, user=FALLBACK) == charged(kind=kind), "charged to others"
     assert CLIENT not in running.metrics(), "a client that sends GSSAPI's messages"

@@ -122,9 +122,8 @@ def java(version: str, kind: str) -> Callable[[Load], Timeline]:
         work = {"bootstrap": load.bootstrap, "topic": load.topic, "client_id": load.client_id, "per_s": 1_000_000}
         work |= {"seconds": SECONDS, "record_bytes": load.record_bytes, "buffer_bytes": 500_000}
         work["reads"] = load.records if kind == "fetch" else 0
-        answer = finish(
-            start(java_client(version, *(f"{name}={value}" for name, value in load.settings.items()))(work), work)
-        )
+        client = java_client(version, *(f"{name}={value}" for name, value in load.settings.items()))
+        answer = finish(start(client(work), work))
         if kind == "produce":
             assert_clean(history_of(answer["sent"], answer["acked"], read_numbers(load.direct, load.topic)))
         else:
@@ -180,19 +179,19 @@ def test_quota_holds_at_a_broker_and_through_kquota(
 ) -> None:
     row = ROWS[name]
     limits = {"producer_byte_rate": PRODUCE, "consumer_byte_rate": CONSUME}
-    quotas = [row.of | limits, *(other | dict.fromkeys(limits, HIGH) for other in row.others)]
+    quotas = [(row.of, limits), *((other, dict.fromkeys(limits, HIGH)) for other in row.others)]
     topics = [f"{topic}-{number}" for number in range(1 + row.consumers)]
     for cluster in pair:
         for each in topics[1:]:
             values = (record(number, RECORD_BYTES) for number in range(CONSUME * SECONDS // RECORD_BYTES))
             produce(cluster.bootstrap, each, values)
     with ExitStack() as stack:
-        for quota in quotas:
-            for key in limits:
-                of = {kind: text for kind, text in quota.items() if kind not in limits}
-                set_brokers_quota(pair[0].bootstrap[0], of, key, quota[key])
+        for of, quota in quotas:
+            for key, limit in quota.items():
+                set_brokers_quota(pair[0].bootstrap[0], of, key, limit)
                 stack.callback(set_brokers_quota, pair[0].bootstrap[0], of, key, None)
-        running = stack.enter_context(sidecar(pair[1].bootstrap_of(LISTENER), quotas))
+        entries = [{**of, **quota} for of, quota in quotas]
+        running = stack.enter_context(sidecar(pair[1].bootstrap_of(LISTENER), entries))
         stack.enter_context(precedence(running.pid, *(node.pid for one in pair for node in one.nodes)))
         pool = stack.enter_context(ThreadPoolExecutor(2))
         list(pool.map(lambda way: run(way, row, topics), (directly(pair[0]), through(pair[1], running))))

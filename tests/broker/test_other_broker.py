@@ -11,6 +11,7 @@ import pytest
 
 from tests.lab.kafka.ports import free_ports
 from tests.lab.kafka.properties import ExtraListener
+from tests.support.fault_tools import create_topic
 from tests.support.faults import FaultyNetwork, Link
 from tests.support.records import consume
 from tests.support.sidecars import Sidecar, sidecar
@@ -19,10 +20,12 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from tests.lab.kafka import KafkaCluster
 
+pytestmark = pytest.mark.long  # a broker of its own; loopback/test_node_checks has the same with scripted ones
+
 RECORDS = 60
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def behind() -> Iterator[tuple[KafkaCluster, Link, Sidecar]]:
     """A cluster of one broker, which names the link as its address, and a sidecar that knows its true one."""
     from tests.lab.kafka import KafkaCluster
@@ -40,14 +43,11 @@ def test_records_never_reach_another_cluster(
     behind: tuple[KafkaCluster, Link, Sidecar], kafka: KafkaCluster, topic: str
 ) -> None:
     """The client is one that knows nothing of KIP-1242; its topic exists in both clusters."""
-    from kafka import KafkaProducer
-    from kafka.admin import KafkaAdminClient, NewTopic
+    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
     cluster, link, proxy = behind
-    for bootstrap in (cluster.bootstrap, kafka.bootstrap):
-        admin = KafkaAdminClient(bootstrap_servers=bootstrap)
-        admin.create_topics([NewTopic(topic, 1, 1)])
-        admin.close()
+    for one in (cluster, kafka):
+        create_topic(one.bootstrap[0], topic)
     right, wrong = link.target, (kafka.nodes[0].host, kafka.nodes[0].port)
     with KafkaProducer(
         bootstrap_servers=proxy.bootstrap, client_id="old", linger_ms=0, acks="all", enable_idempotence=True,
@@ -66,18 +66,11 @@ def test_records_never_reach_another_cluster(
         link.target = right
         flushed.join()
         assert all(future.succeeded() for future in sent)
-    assert [record.value for record in consume(cluster.bootstrap, topic, RECORDS)] == [
-        b"%d" % number for number in range(RECORDS)
-    ]
-    assert end_offset(kafka.bootstrap, topic) == 0
+    values = [record.value for record in consume(cluster.bootstrap, topic, RECORDS)]
+    assert values == [b"%d" % number for number in range(RECORDS)]
+    with KafkaConsumer(bootstrap_servers=kafka.bootstrap) as consumer:
+        partition = TopicPartition(topic, 0)
+        assert consumer.end_offsets([partition]) == {partition: 0}
     # Scrapes within a moment share one answer.
     until(lambda: proxy.metric("kquota_upstream_node_checks_total", outcome="same") >= 2, "it is asked again")
     assert "a broker's address leads to another broker" in proxy.log.read_text()
-
-
-def end_offset(bootstrap: list[str], topic: str) -> int:
-    from kafka import KafkaConsumer, TopicPartition
-
-    with KafkaConsumer(bootstrap_servers=bootstrap) as consumer:
-        partition = TopicPartition(topic, 0)
-        return int(consumer.end_offsets([partition])[partition])

@@ -45,14 +45,11 @@ def test_candidates_and_shadow_limits_delay_nothing(trying: Sidecar, topic: str,
             assert answer.message.responses[0].partition_responses[0].error_code == 0
         # 230 kB: 1.5 s; 460 kB: 13 s; 690 kB: 24.5 s; 920 kB: 36 s, all of them from within a few seconds of each other
         assert 36 <= would_throttle_s(trying, "produce", limit, least=36) < 36 + LIMIT_S
-        read = []
-        offset = 0
-        while offset < 4:
-            answer = client.ask(fetch_message(12, where, offset=offset))
+        read: list[bytes] = []
+        while len(read) < 4:
+            answer = client.ask(fetch_message(12, where, offset=len(read)))
             assert answer.message.throttle_time_ms == 0
-            values = fetched_values(answer.message)
-            read += values
-            offset += len(values)
+            read += fetched_values(answer.message)
         assert [len(value) for value in read] == [230_000] * 4
         assert 36 <= would_throttle_s(trying, "fetch", limit, least=36) < 37 + LIMIT_S
     assert trying.metric("kquota_throttled_requests_total", client_id=limit) == 0
@@ -60,5 +57,3 @@ def test_candidates_and_shadow_limits_delay_nothing(trying: Sidecar, topic: str,
     rows = {row["kind"]: row[limit] for row in trying.get("/quotas")["groups"] if row["client_id"] == limit}
     assert rows["produce"]["limit"] == rows["fetch"]["limit"] == TRIED
     assert rows["produce"]["throttle_ms"] >= 36_000
-    explained = trying.get(f"/explain?user=ANONYMOUS&client_id={limit}")["kinds"]
-    assert {kind["kind"]: kind["throttle_ms"] for kind in explained}["produce"] == 0

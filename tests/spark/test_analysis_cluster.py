@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -20,6 +20,7 @@ from proxy.app.cli.check import summary_json
 from tests.lab.kafka.ports import free_ports
 from tests.support.spark_archive import quick_jvm
 from tests.support.spark_tools import record, table, write
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -58,10 +59,8 @@ def test_spark_submit_on_a_master_and_two_workers(tmp_path: Path) -> None:
         for port in worker_ports:
             place = ["--port", str(port), "--webui-port", "0", "--work-dir", str(tmp_path / f"worker-{port}")]
             daemon("worker.Worker", *place, "--cores", "1", "--memory", "600m", url)
-        deadline = time.monotonic() + LIMIT_S / 2
-        while (tmp_path / "daemons.log").read_text().count("Registering worker") < 2:
-            assert time.monotonic() < deadline, (tmp_path / "daemons.log").read_text()[-3000:]
-            time.sleep(0.2)
+        said = (tmp_path / "daemons.log").read_text
+        until(lambda: said().count("Registering worker") == 2, said, LIMIT_S / 2)
         conf = {
             "spark.executor.memory": "512m",
             "spark.driver.memory": "512m",
@@ -75,12 +74,10 @@ def test_spark_submit_on_a_master_and_two_workers(tmp_path: Path) -> None:
             "spark.cores.max": "2",
         }
         options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
-        result = subprocess.run(
-            [str(BIN / "spark-submit"), "--master", url, *options, str(ROOT / "analysis/__main__.py"),
-             "whatif", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--quiet",
-             "--candidate", str(candidate)],
-            env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+        command = [BIN / "spark-submit", "--master", url, *options, ROOT / "analysis/__main__.py", "whatif", "--quiet"]
+        command += ["--input", tmp_path / "in", "--output", tmp_path / "out", "--candidate", candidate]
+        pipes: dict[str, Any] = {"capture_output": True, "text": True, "timeout": LIMIT_S}
+        result = subprocess.run(command, env=environment(), cwd=tmp_path, **pipes)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "Used: 40 records of 1 instance, of 40 rows read." in result.stdout
     # 100 bytes each second, eleven of them in 10 s: 110/s, over 105/s from the eleventh second on. Executors have

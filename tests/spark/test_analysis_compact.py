@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import re
@@ -34,19 +35,14 @@ NOW_MS = T0_MS + 3 * DAY_MS + 3 * 3_600_000
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
-    """Two sidecars of two clusters, three days, an hour's file each; the second one's repeat each other in part."""
+    """Two sidecars of two clusters, three days, two hours' files each; the second one's repeat each other in part."""
     for sidecar, cluster in (("a", "east"), ("b", "west")):
-        number = 0
-        for day, name in enumerate(DAYS):
-            for hour in (0, 23):
-                rows = []
-                for client in ("z", "y"):
-                    number += 1
-                    at = {"instance": sidecar, "cluster_id": cluster, "client_id": client, "produce_bytes": 1000}
-                    rows.append(record(number, day * 86_400 + hour * 3600, **at))
-                write(
-                    tmp_path / "raw", rows, f"pod-{sidecar}/date={name}/hour={hour:02}/usage-{sidecar}-{number}.jsonl"
-                )
+        for index, (day, hour) in enumerate(itertools.product(range(3), (0, 23))):
+            of = {"instance": sidecar, "cluster_id": cluster, "produce_bytes": 1000}
+            first, at_s = 2 * index + 1, day * 86_400 + hour * 3600
+            rows = [record(first, at_s, client_id="z", **of), record(first + 1, at_s, client_id="y", **of)]
+            name = f"pod-{sidecar}/date={DAYS[day]}/hour={hour:02}/usage-{sidecar}-{first + 1}.jsonl"
+            write(tmp_path / "raw", rows, name)
     again = (tmp_path / "raw/pod-b/date=2025-10-21/hour=00").iterdir()
     text = next(again).read_bytes()
     write(tmp_path / "raw", [text, b"no record\n"], "pod-b/date=2025-10-21/hour=00/again.jsonl")
@@ -59,6 +55,12 @@ def run(spark: SparkSession, raw: Path, **more: object) -> tuple[int, list[str]]
     printed: list[str] = []
     settings = CompactSettings(str(raw), str(raw.parent / "store"), **more)  # type: ignore[arg-type]
     return compact(spark, settings, printed.append, now_ms=NOW_MS), printed
+
+
+def report(
+    spark: SparkSession, name: str, source: Path, out: Path, options: dict[str, Any], *, grain_s: int = 60, **more: Any
+) -> str:
+    return make(spark, name, str(source), str(out), grain_s, options, quiet=True, now_ms=NOW_MS, **more)
 
 
 def files(raw: Path) -> dict[str, int]:
@@ -98,8 +100,8 @@ def test_each_record_once_by_day_and_cluster_sorted_by_client(spark: SparkSessio
     assert (written, printed[0][:13]) == (1, f"{DAYS[0]}: 5")
     assert ids(raw) == sorted([*EVERY, ("a", 99)])
     after = files(raw)
-    assert {name: at for name, at in after.items() if DAYS[0] not in name} == {
-        name: at for name, at in before.items() if DAYS[0] not in name
+    assert {one for one in after.items() if DAYS[0] not in one[0]} == {
+        one for one in before.items() if DAYS[0] not in one[0]
     }
     # What was taken over is gone, what is being written is not; what comes later is merged with what was taken over.
     assert sorted(p.name for p in raw.glob(f"*/date={DAYS[0]}/**/*.jsonl")) == []
@@ -153,19 +155,20 @@ def test_aborted_compaction_loses_and_repeats_nothing(
     step: str, spark: SparkSession, raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broken off on the first day, before or within each step; then again on a later generation, inputs deleted."""
+    function = "place_files" if step == "files moved" else step
     for generation in (0, 1):
-        method = getattr(Store, "place_files" if step == "files moved" else step)
+        method = getattr(Store, function)
 
-        def broken(store: Store, *arguments: object, method: object = method, generation: int = generation) -> object:
+        def broken(store: Store, *arguments: Any, method: Any = method, generation: int = generation) -> Any:
             if step == "files moved":
-                method(store, *arguments)  # type: ignore[operator]
+                method(store, *arguments)
             if step == "tidy" and arguments[1] == generation:
-                return method(store, *arguments)  # type: ignore[operator]
+                return method(store, *arguments)
             raise KeyboardInterrupt
 
         only = Days(last=date(2025, 10, 20))
         with monkeypatch.context() as patched:
-            patched.setattr(Store, "place_files" if step == "files moved" else step, broken)
+            patched.setattr(Store, function, broken)
             with pytest.raises(KeyboardInterrupt):
                 run(spark, raw, days=only, delete_input=True)
         run(spark, raw, days=only, delete_input=True)
@@ -181,11 +184,8 @@ def test_reports_read_only_the_requested_days(spark: SparkSession, raw: Path, tm
     days = Days(date(2025, 10, 21), date(2025, 10, 21))
     results = {}
     for name, source in (("store", tmp_path / "store"), ("raw", raw)):
-        with watched(spark) as seen:
-            options = {"capacity": {}}  # a report that takes no rollups
-            printed = make(
-                spark, "capacity", str(source), str(tmp_path / name), 60, options, quiet=True, now_ms=NOW_MS, days=days
-            )
+        with watched(spark) as seen:  # a report that takes no rollups
+            printed = report(spark, "capacity", source, tmp_path / name, {"capacity": {}}, days=days)
         assert "Used: 8 records of 2 instances" in printed
         results[name] = table(tmp_path / name / "capacity", "clusters")
         if name == "store":
@@ -200,20 +200,15 @@ def test_reports_read_only_the_requested_days(spark: SparkSession, raw: Path, tm
             assert not any("date=2025-10-20" in plan for plan in seen)
     assert results["store"] == results["raw"]
     with pytest.raises(WrongUseError, match="no files there of these days"):
-        make(
-            spark, "usage", str(raw), str(tmp_path / "no"), 60, {}, quiet=True, now_ms=NOW_MS,
-            days=Days(date(2026, 1, 1)),
-        )  # fmt: skip
+        report(spark, "usage", raw, tmp_path / "no", {}, days=Days(date(2026, 1, 1)))
 
 
 def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path, tmp_path: Path) -> None:
     """Of minutes, hours and days; also of days that were written again. What they say is what the records say."""
     run(spark, raw)
-    late = [
-        record(13, 86_400 + 40, instance="a", cluster_id="east", client_id="y", produce_bytes=4000,
-               throttle_produce_count=2, throttle_produce_seconds=30.0, requests=5, client_library="librdkafka"),
-    ]  # fmt: skip
-    write(raw, late, "pod-a/date=2025-10-21/hour=00/late.jsonl")
+    of = {"instance": "a", "cluster_id": "east", "client_id": "y", "requests": 5, "client_library": "librdkafka"}
+    held = {"produce_bytes": 4000, "throttle_produce_count": 2, "throttle_produce_seconds": 30.0}
+    write(raw, [record(13, 86_400 + 40, **of, **held)], "pod-a/date=2025-10-21/hour=00/late.jsonl")
     assert run(spark, raw)[0] == 1
     options: dict[str, dict[str, Any]] = {"usage": {}, "slo": {"target": 0.99}, "forecast": {"horizon_days": 7}}
     store = raw.parent / "store"
@@ -221,9 +216,7 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
     def figures(name: str, out: str, **more: Any) -> tuple[dict[str, list[str]], str, list[str]]:
         """The rows of all tables, what is printed, and which directories of the store were read."""
         with watched(spark) as seen:
-            printed = make(
-                spark, name, str(store), str(tmp_path / out), 60, options[name], quiet=True, now_ms=NOW_MS, **more
-            )
+            printed = report(spark, name, store, tmp_path / out, options[name], **more)
         tables = [path.stem for path in (tmp_path / out / name).glob("*.csv")]
         assert len(tables) > 2
         read = re.findall(r"Location: \w+ ?\[([^\]]*)\]", "\n".join(seen))
@@ -243,7 +236,7 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
     assert read
     assert all("/date=2025-10-21/" in one for one in read)
     # A grain that minutes do not make up is taken from records.
-    make(spark, "usage", str(store), str(tmp_path / "fine"), 10, {}, quiet=True, now_ms=NOW_MS)
+    report(spark, "usage", store, tmp_path / "fine", {}, grain_s=10)
     assert len(table(tmp_path / "fine/usage", "clients")) == 4
     # And so is all of a store that an earlier version made.
     for state in (store / "_compacted").glob("*.json"):

@@ -46,21 +46,19 @@ def test_usage_adds_up_all_sidecars_against_a_fleet_s_limit(report: Make) -> Non
         record(1, 0, produce_bytes=180 * MB, produce_group_utilisation_peak=0.9, **share(4e6, 0.75), **shop),
         record(1, 0, instance="i2", client_id="d", produce_bytes=120 * MB, **share(4e6, 0.25), **shop),
         record(2, 60, produce_bytes=60 * MB, **share(4e6, 0.75), **shop),
-        # Of its own limit a sidecar has used so much in its own window, whatever another one has.
-        *(
-            record(3, 0, instance=instance, user="own", produce_bytes=600 * MB, produce_limit=20e6,
-                   produce_limit_mode="enforce", produce_group_user="own", produce_group_utilisation_peak=peak)
-            for instance, peak in (("i1", 0.5), ("i2", 0.75))
-        ),
-    ]  # fmt: skip
+    ]
+    # Of its own limit a sidecar has used so much in its own window, whatever another one has.
+    own = {"user": "own", "produce_limit": 20e6, "produce_limit_mode": "enforce", "produce_group_user": "own"}
+    for instance, peak in (("i1", 0.5), ("i2", 0.75)):
+        of = {"instance": instance, "produce_bytes": 600 * MB, "produce_group_utilisation_peak": peak}
+        rows.append(record(3, 0, **of, **own))
     printed, out = report("usage", rows)
-    fleet, own = table(out, "limits")
-    assert (fleet["kind"], fleet["group_user"], fleet["group_client"], fleet["scope"]) == (
-        "produce", "shop", "", "fleet",
-    )  # fmt: skip
-    assert floats(fleet, "limit", "highest_rate", "used_share") == [4e6, 5e6, 1.25]
-    assert (own["group_user"], own["scope"]) == ("own", "instance")
-    assert floats(own, "limit", "highest_rate", "used_share") == [20e6, 15e6, 0.75]  # 15 MB/s are 0.75 * 20 MB/s
+    first, second = table(out, "limits")
+    names = ("kind", "group_user", "group_client", "scope")
+    assert [first[name] for name in names] == ["produce", "shop", "", "fleet"]
+    assert floats(first, "limit", "highest_rate", "used_share") == [4e6, 5e6, 1.25]
+    assert [second[name] for name in names] == ["produce", "own", "", "instance"]
+    assert floats(second, "limit", "highest_rate", "used_share") == [20e6, 15e6, 0.75]  # 15 MB/s are 0.75 * 20 MB/s
     assert "1 of 2 limits was used up at some time, 1 of them with scope: fleet." in printed
 
 
@@ -118,11 +116,7 @@ def test_whatif_of_a_limit_of_the_fleet(report: Make, tmp_path: Path) -> None:
     """3 MB/s for 20 s on one sidecar, and on another one 10 s later, by another client of the user."""
     at = {"user": "shop", "duration_s": 20.0, "produce_bytes": 60 * MB}
     rows = [record(1, 0, **at), record(1, 10, instance="i2", client_id="d", **at)]
-    file = b"""
-fleet: {id: shop}
-quotas:
-  - {user: shop, producer_byte_rate: 4M, scope: fleet}
-"""
+    file = b"{fleet: {id: shop}, quotas: [{user: shop, producer_byte_rate: 4M, scope: fleet}]}"
     config = load_bytes("q.yaml", file, on_paper=True)
     (tmp_path / "q.json").write_text(json.dumps(summary_json("q.yaml", config, to_table(config))))
     each = CandidateQuotas(QuotaTable([Entry("shop", producer_byte_rate=4e6)]))

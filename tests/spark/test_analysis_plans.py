@@ -82,41 +82,38 @@ def test_plans_are_fit_for_any_size(made: Callable[[str], list[str]], name: str)
             assert re.fullmatch(r"windowspecdefinition\(\w+#\d+L?,", window), plan
         # What comes to the driver is one row, or has a limit.
         if "InsertIntoHadoopFsRelationCommand" not in plan:
-            limits = [
-                int(most)
-                for most in re.findall(
-                    r"^\(1?\d+\) (?:CollectLimit|TakeOrderedAndProject)\n(?:.*\n)*?Arguments: (\d+)", plan, re.MULTILINE
-                )
-            ]
-            assert (limits and max(limits) <= 1000) or re.search(r"^Keys: \[\]$", plan, re.MULTILINE), plan
+            limit = r"(?m)^\(1?\d+\) (?:CollectLimit|TakeOrderedAndProject)\n(?:.*\n)*?Arguments: (\d+)"
+            limits = list(map(int, re.findall(limit, plan)))
+            assert (limits and max(limits) <= 1000) or re.search(r"(?m)^Keys: \[\]$", plan), plan
 
 
 def test_duckdb_finds_the_same(made: Callable[[str], list[str]], fleet: Path, out: Path) -> None:
     """Each record once, the same sums, counts and bursts, from SQL that knows nothing of the jobs."""
     connection = duckdb.connect()
-    connection.execute(
-        f"CREATE VIEW records AS SELECT DISTINCT ON (instance, sequence) * FROM read_parquet('{fleet}/0*/*.parquet')"
-    )
+    once = f"SELECT DISTINCT ON (instance, sequence) * FROM read_parquet('{fleet}/0*/*.parquet')"
+    connection.execute(f"CREATE VIEW records AS {once}")
     found = {name: connection.execute(query).fetchall() for name, query in queries(FLEET.interval_s).items()}
-    for name in ("usage", "throttling", "chargeback"):
-        made(name)
-    clients = {(row["cluster_id"], row["user"], row["client_id"]): row for row in table(out / "usage", "clients")}
-    assert len(clients) == len(found["usage"]) > 20
+
+    def clients(report: str) -> dict[tuple[str, ...], dict[str, str]]:
+        made(report)
+        rows = {(row["cluster_id"], row["user"], row["client_id"]): row for row in table(out / report, "clients")}
+        assert len(rows) == len(found[report]) > 0
+        return rows
+
+    used = clients("usage")
+    assert len(used) > 20
     for cluster, user, client, produced, fetched, seconds, requests, *_ in found["usage"]:
-        row = clients[cluster, user, client]
-        assert (int(row["produce_bytes"]), int(row["fetch_bytes"]), int(row["requests"])) == (
-            produced,
-            fetched,
-            requests,
-        )
+        row = used[cluster, user, client]
+        sums = [int(row[name]) for name in ("produce_bytes", "fetch_bytes", "requests")]
+        assert sums == [produced, fetched, requests]
         assert float(row["request_seconds"]) == pytest.approx(seconds)
-    held = {(row["cluster_id"], row["user"], row["client_id"]): row for row in table(out / "throttling", "clients")}
-    assert len(held) == len(found["throttling"]) > 0
+    held = clients("throttling")
     for cluster, user, client, *delays, hours in found["throttling"]:
         row = held[cluster, user, client]
         assert int(row["requests_delayed"]) == sum(delays[0::2])
         assert float(row["delayed_seconds"]) == pytest.approx(sum(delays[1::2]))
         assert int(row["hours_with_throttles"]) == hours
+    made("chargeback")
     bill = {row["payer"]: row for row in table(out / "chargeback", "bill")}
     assert len(bill) == len(found["chargeback"]) > 1
     for payer, moved, burst in found["chargeback"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -41,24 +42,12 @@ LONG_NAME: Final = "orders-service-in-the-second-region-7c9d8f6b5"
 def pages(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The reports with the widest tables, over forty minutes of twelve clients with names of a usual length, of which
     none stands out."""
-    chance, folder = random.Random(1), tmp_path_factory.mktemp("pages")
-    rows = [
-        record(
-            12 * minute + number + 1,
-            minute * 60,
-            duration_s=60.0,
-            user=f"team-{number % 3}",
-            client_id=f"{LONG_NAME}-{number}",
-            requests=600,
-            produce_bytes=chance.randrange(MB, 90 * MB),
-            fetch_bytes=chance.randrange(MB, 90 * MB),
-            request_seconds=1.5,
-            produce_limit=2.0 * MB,
-            produce_limit_level="client-id",
-        )
-        for minute in range(40)
-        for number in range(12)
-    ]
+    chance, folder, rows = random.Random(1), tmp_path_factory.mktemp("pages"), []
+    limit = {"produce_limit": 2.0 * MB, "produce_limit_level": "client-id", "requests": 600, "request_seconds": 1.5}
+    for minute, number in itertools.product(range(40), range(12)):
+        of = {"user": f"team-{number % 3}", "client_id": f"{LONG_NAME}-{number}"}
+        moved = {f"{kind}_bytes": chance.randrange(MB, 90 * MB) for kind in ("produce", "fetch")}
+        rows.append(record(12 * minute + number + 1, minute * 60, duration_s=60.0, **of, **limit, **moved))
     write(folder / "in", rows)
     made = {}
     for name in ("usage", "noisy", "recommend", "throttling"):
