@@ -17,13 +17,13 @@ import pytest
 import yaml
 
 from config.load import load_bytes, warnings_of
-from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.ports import free_port_run, free_ports
 from tests.lab.kafka.tools import start_tool
 from tests.support import go_tools
 from tests.support.programs import program
 from tests.support.sidecars import sidecar
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 TOOLS = {
@@ -44,8 +44,7 @@ def model() -> dict[str, Any]:
 
 def content(model: dict[str, Any], name: str) -> str:
     """The text of a configuration that the file contains."""
-    text: str = model["configs"][name]["content"]
-    return text
+    return str(model["configs"][name]["content"])
 
 
 pytestmark = pytest.mark.long  # it builds compose's own reader, and runs what README shows
@@ -84,10 +83,7 @@ def test_compose_clients_are_throttled(model: dict[str, Any], kafka: KafkaCluste
             arguments = [word.replace("kquota:9092", running.bootstrap) for word in words[1:]]
             stack.callback(stack.enter_context(start_tool(TOOLS[tool], arguments, stdout=subprocess.DEVNULL)).kill)
         for name in ("etl", "reader"):
-            wait_for(
-                f"a throttle of {name}",
-                lambda name=name: running.metric("kquota_throttled_requests_total", client_id=name) > 0,
-            )
+            until(lambda name=name: running.metric("kquota_throttled_requests_total", client_id=name) > 0, name)
 
 
 def test_commands_of_readme_throttle_a_client(kafka: KafkaCluster, tmp_path: Path) -> None:
@@ -120,13 +116,13 @@ def test_commands_of_readme_throttle_a_client(kafka: KafkaCluster, tmp_path: Pat
     assert all(run(words) for words in checks)
     with subprocess.Popen([kquota, *serve[1:]], cwd=tmp_path, stderr=subprocess.DEVNULL) as sidecar:
         try:
-            wait_for("the sidecar", lambda: run(["kquota", "top"]))
+            until(lambda: run(["kquota", "top"]), "the sidecar")
             (docker,) = [words for words in client if words[0] == "docker"]
             (place,) = [index for index, word in enumerate(docker) if word.endswith(".sh")]
             tool = TOOLS[Path(docker[place]).name]
             with start_tool(tool, docker[place + 1 :], stdout=subprocess.DEVNULL) as producer:
                 top, explain = [words for words in client if words[0] == "kquota"]
-                wait_for("a throttle", lambda: re.search(r"delayed \d+ requests? so far", run(explain)))
+                until(lambda: re.search(r"delayed \d+ requests? so far", run(explain)))
                 assert re.search(r"\betl\b.*10 MB/s", run(top))
                 producer.kill()
         finally:

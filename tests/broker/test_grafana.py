@@ -48,10 +48,8 @@ def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, t
     with sidecar(kafka.bootstrap, quotas, fleet=fleet) as running, prometheus(running, tmp_path) as url:
         with RawClient(f"127.0.0.1:{running.port}", "greedy") as client:
             name = client.topic(topic)
-            wait_for(
-                "its series",
-                lambda: value(url, 'kquota_throttle_seconds_total{client_id="greedy",cause="produce"}==bool 0'),
-            )
+            series = 'kquota_throttle_seconds_total{client_id="greedy",cause="produce"}==bool 0'
+            wait_for("its series", lambda: value(url, series))
             client.ask(produce_message(9, name, [b"x" * 250_000]))
             # Whether it waits is known before the mute ends; it says no library.
             wait_for("its library", lambda: value(url, 'kquota_library_mutes_total{library="unknown"}'))
