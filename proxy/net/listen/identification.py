@@ -13,6 +13,7 @@ import trio
 
 from proxy.core.auth.sasl import NO_LOGIN, Login
 from proxy.core.errors import SessionError
+from proxy.net.close_log import LogLimiter
 from proxy.net.io.connection import Connection
 from proxy.net.listen.admission import ConnectionAdmission
 from proxy.net.settings import ProxySettings
@@ -26,6 +27,8 @@ OWNER_LIMIT_S: Final = 5.0
 """How long a client waits at most for its delegation token's owner to be found."""
 MAX_WAITING: Final = 1000
 """Clients whose token's owner is being looked up; any further ones get the unknown user at once."""
+
+UNKNOWN: Final = "owner of a delegation token unknown"
 
 Identify = Callable[[str | None], str]
 
@@ -43,6 +46,7 @@ class Identification:
         self._owners = TokenOwners(self.settings.token_owners, self._ask if credentials else None)
         self.login_expected = credentials is not None
         """The cluster's listener wants SASL: the sidecar has a login of its own, or some connection has logged in."""
+        self._log_limiter = LogLimiter(log.warning, UNKNOWN)
         self._send, self._wanted = trio.open_memory_channel[tuple[str, Connection, Identify]](MAX_WAITING)
 
     def watch(self, connection: Connection, ticket: Ticket, tls_user: str | None) -> None:
@@ -83,8 +87,8 @@ class Identification:
                 reason = "brokers do not list it: the user of upstream.sasl needs Describe on the owner's tokens"
         except ClusterError as error:
             reason = str(error)
-        if owner is None:
-            log.warning("owner of a delegation token unknown", token_id=token_id, error=reason)
+        if owner is None and self._log_limiter.allows(token_id=token_id, error=reason):
+            log.warning(UNKNOWN, token_id=token_id, error=reason)
         if connection.ended:
             return
         try:
