@@ -33,8 +33,10 @@ def run_all(running: Sidecar, clients: Mapping[str, Client], kind: str) -> None:
     futures = {name: in_background(clients[name], load) for name, load in loads.items()}
     for name, future in futures.items():
         timeline = future.result(200)
-        # What librdkafka reports of a cluster of one broker whenever that closes a connection.
-        timeline.errors = [error for error in timeline.errors if "_ALL_BROKERS_DOWN" not in error]
+        # What librdkafka reports of a cluster of one broker whenever that closes a connection, and Java of one that
+        # ends before its first Metadata request, as a JVM on a busy machine may start for longer than the age.
+        fine = ("_ALL_BROKERS_DOWN", "Bootstrap broker")
+        timeline.errors = [error for error in timeline.errors if not any(text in error for text in fine)]
         timeline.assert_complete(loads[name])
         assert timeline.duration_s > 3 * AGE_MS / 1000, name
         # The window of two samples lets a second or two pass at once.
