@@ -144,7 +144,7 @@ class Handshakes:
         reason, text = "timeout", f"the client did not finish the TLS handshake within {tls.handshake_timeout_s:g} s"
         handshake = _Handshake(client, lambda plain: TlsSocket(tls.context, plain))
         with ExitStack() as unfinished:
-            unfinished.callback(lambda: _close(handshake.sock))
+            unfinished.callback(lambda: handshake.sock.close())
             with trio.move_on_after(tls.handshake_timeout_s):
                 try:
                     secured = await self._thread.finish(handshake, select.EPOLLIN)
@@ -165,17 +165,17 @@ class Handshakes:
     async def with_broker(self, tls: ClientTls, broker: socket.socket, host: str, port: int) -> TlsSocket:
         """Do the handshake with a broker; the caller sets the deadline. Raises UpstreamError."""
         handshake = _Handshake(broker, lambda plain: TlsSocket(tls.context, plain, tls.name_for(host)))
-        try:
-            secured = await self._thread.finish(handshake, select.EPOLLOUT)
-        except BaseException as error:
-            _close(handshake.sock)
-            if not isinstance(error, OSError | ValueError):  # ValueError: a name that no host can have
-                raise
-            reason, text = explain(error, of_broker=True)
-            self._counters.tls_handshake_failures["broker", reason] += 1
-            raise UpstreamError(f"{host}:{port}: {text}") from error
-        self._counters.tls_handshakes["broker"] += 1
-        return secured
+        with ExitStack() as unfinished:
+            unfinished.callback(lambda: handshake.sock.close())
+            try:
+                secured = await self._thread.finish(handshake, select.EPOLLOUT)
+            except (OSError, ValueError) as error:  # ValueError: a name that no host can have
+                reason, text = explain(error, of_broker=True)
+                self._counters.tls_handshake_failures["broker", reason] += 1
+                raise UpstreamError(f"{host}:{port}: {text}") from error
+            unfinished.pop_all()
+            self._counters.tls_handshakes["broker"] += 1
+            return secured
 
     def _failed(self, reason: str, peer: str, text: str) -> None:
         self._counters.tls_handshake_failures["client", reason] += 1
@@ -184,11 +184,6 @@ class Handshakes:
                 log.info("TLS handshake not finished", reason=reason, peer=peer, error=text)
             else:
                 log.warning("TLS handshake failed", reason=reason, peer=peer, error=text)
-
-
-def _close(channel: socket.socket) -> None:
-    trio.lowlevel.notify_closing(channel)
-    channel.close()
 
 
 async def _linger(channel: socket.socket) -> None:
