@@ -32,6 +32,7 @@ from benchmarks.rig.answerer import TOPIC
 from benchmarks.rig.procstat import describe_machine, settled_resident_bytes
 from benchmarks.rig.rawclient import Address, api_versions_frame, open_loop
 from benchmarks.rig.variants import Ports, Running, Variant
+from proxy.net.listen.spare_fd import raise_limit
 from tests.lab.kafka.ports import free_ports
 
 IDLE, BUSY = 20_000, 500
@@ -104,7 +105,7 @@ class Instance:
         self.peer = variants.start(variants.answerer(1000), Ports(next(self._ports), 0, 0), ("", 0), folder)
         stack.callback(self.peer.stop)
         spawn = multiprocessing.get_context("spawn")
-        self.idle, self.busy = (stack.enter_context(ProcessPoolExecutor(1, spawn, _all_files)) for _ in range(2))
+        self.idle, self.busy = (stack.enter_context(ProcessPoolExecutor(1, spawn, raise_limit)) for _ in range(2))
 
     def start(self, one: Variant) -> Running:
         """Start the proxy before the peer; each time at the same address."""
@@ -113,11 +114,6 @@ class Instance:
             front, broker, spare = (next(self._ports) for _ in range(3))
             ports = self._of[one.key] = Ports(front, self.peer.address[1] if one.own_listener else broker, spare)
         return variants.start(one, ports, self.peer.address, self._folder)
-
-
-def _all_files() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _busy(instances: Sequence[Instance], ways: Sequence[Running]) -> dict[str, float]:
@@ -200,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if most < (needed := 2 * (options.idle + BUSY) // options.instances + 200):
         print(f"a process may have {most} open files, {needed} are needed: raise the hard limit, or --instances")
         return 2
-    _all_files()
+    raise_limit()
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     head = {"what": "idle crowd", "started": began, "project": describe_project(), "machine": describe_machine()}
     result = head | {"idle": options.idle, "busy": BUSY, "per_s": PER_S, "instances": options.instances}
