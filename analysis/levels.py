@@ -73,15 +73,17 @@ def load_candidate(path: str | Path) -> CandidateQuotas:
 
 def _checked(path: str | Path) -> dict[str, Any]:
     """What `kquota check --json` has printed, as values of a configuration file."""
+    printed = f"--candidate {path}: expected what `kquota check --json` prints for a valid configuration"
     try:
         found = json.loads(Path(path).read_bytes())
         entries = [{name: value for name, value in one.items() if name != "level"} for one in found["quotas"]]
         return {"quotas": entries} | {key: found["windows"][name] for name, key in _WINDOWS.items()}
     except OSError as error:
         raise WrongUseError(f"--candidate {path}: cannot be read: {error.strerror or error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        text = f"--candidate {path}: expected what `kquota check --json` prints for a valid configuration"
-        raise WrongUseError(f"{text}: {error!r}") from None
+    except KeyError as error:
+        raise WrongUseError(f"{printed}, with {error}") from None
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise WrongUseError(f"{printed}: {error}") from None
 
 
 def resolved(

@@ -14,12 +14,19 @@ from analysis.errors import WrongUseError
 from config.load import validate
 from config.problems import ConfigError
 from config.source import parse
-from config.types import Section, setting, text, wrong
+from config.types import Section, Value, setting, text, wrong
 
 NO_TEAM = "(no team)"
 _Model = TypeVar("_Model", bound=Section)
 
 
+def _pattern(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise wrong("text, such as app-*")
+
+
+_Pattern = Annotated[str, Value(_pattern, {"type": "string"})]
 _Price = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
@@ -27,8 +34,8 @@ class Owner(Section):
     """Clients whose user and client-id match; None: any."""
 
     team: Annotated[str, text("the name of a team")] = setting(..., "The name of the team.")
-    user: str | None = None
-    client_id: str | None = setting(None, "A pattern, as of user.", alias="client-id")
+    user: _Pattern | None = None
+    client_id: _Pattern | None = setting(None, "A pattern, as of user.", alias="client-id")
 
     @model_validator(mode="after")
     def _somebody(self) -> Owner:

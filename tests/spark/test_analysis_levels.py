@@ -75,18 +75,18 @@ def test_limits_and_counters_are_those_of_the_table(name: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("values", "printed"),
     [
-        ({"windows": {}}, "expected what `kquota check --json` prints for a valid configuration: KeyError('quotas')"),
-        ({"windows": {}, "quotas": []}, "KeyError('num')"),
+        ({"windows": {}}, "expected what `kquota check --json` prints for a valid configuration, with 'quotas'"),
+        ({"windows": {}, "quotas": []}, "prints for a valid configuration, with 'num'"),
         ({"windows": WINDOWS | {"num": "11"}, "quotas": []}, 'quota.window.num: got "11", expected samples, a whole'),
         ({"windows": WINDOWS, "quotas": [{"user": "a", "producer_byte_rate": "x"}]}, 'producer_byte_rate: got "x"'),
         ({"windows": WINDOWS, "quotas": [{"user": 5, "producer_byte_rate": 1}]}, "quotas[0].user: got 5, expected a"),
-        ({"windows": WINDOWS, "quotas": 3}, "TypeError("),
+        ({"windows": WINDOWS, "quotas": 3}, "prints for a valid configuration: 'int' object is not iterable"),
     ],
 )
 def test_a_candidate_that_check_did_not_print_is_refused(values: dict[str, Any], printed: str, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text("[" * 200_000)
-    with pytest.raises(WrongUseError, match="maximum recursion depth exceeded"):
+    with pytest.raises(WrongUseError, match="prints for a valid configuration: maximum recursion depth exceeded"):
         load_candidate(path)
     path.write_text(json.dumps({"ok": True} | values))
     with pytest.raises(WrongUseError) as caught:
