@@ -47,13 +47,19 @@ def persistently(step: Callable[[], Any]) -> None:
     until(done)
 
 
-def test_kafka_python_mutations_are_throttled(proxy: Sidecar) -> None:
+@pytest.fixture
+def names() -> tuple[str, ...]:
+    """Three that no other test uses."""
+    stem = uuid.uuid4().hex[:12]
+    return tuple(f"{letter}-{stem}" for letter in "abc")
+
+
+def test_kafka_python_mutations_are_throttled(proxy: Sidecar, names: tuple[str, ...]) -> None:
     from kafka import KafkaAdminClient
     from kafka.admin import NewPartitions, NewTopic
     from kafka.errors import ThrottlingQuotaExceededError
 
-    stem, began = uuid.uuid4().hex[:12], time.monotonic()
-    names = tuple(f"{letter}-{stem}" for letter in "abc")
+    began = time.monotonic()
     with KafkaAdminClient(bootstrap_servers=proxy.bootstrap, client_id="python-admin") as admin:
         with pytest.raises(ThrottlingQuotaExceededError) as refused:
             admin.create_topics([NewTopic(name, 25, 1) for name in names])
@@ -72,6 +78,28 @@ def test_kafka_python_mutations_are_throttled(proxy: Sidecar) -> None:
     assert charged(proxy) == 3 * (25 + 25 + 50)
     # Of these 300 the last 50 were accepted when the tokens were back at 0: 250 less the 20 in hand, at 20 per second.
     assert time.monotonic() - began >= 11.4
+
+
+@pytest.mark.long
+def test_confluent_kafka_mutations_are_throttled(proxy: Sidecar, names: tuple[str, ...]) -> None:
+    from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": proxy.bootstrap, "client.id": "librdkafka-admin"})
+
+    def all_of(futures: dict[str, Any]) -> None:
+        for future in futures.values():
+            future.result(timeout=60)
+
+    began = time.monotonic()
+    all_of(admin.create_topics([NewTopic(name, 10, 1) for name in names]))  # 20 - 30: 500 ms
+    all_of(admin.create_partitions([NewPartitions(name, 20) for name in names]))
+    settled(proxy.bootstrap, dict.fromkeys(names, 20), names)
+    all_of(admin.delete_topics(list(names)))
+    settled(proxy.bootstrap, {}, names)
+    all_of(admin.create_topics([NewTopic(names[0], 1, 1)]))
+    # 30 + 30 + 60 partitions were used before the last request could be read: with 20 in hand, 100 came at 20 per s.
+    assert time.monotonic() - began >= 4.9
+    assert charged(proxy) == 30 + 30 + 60 + 1
 
 
 def test_java_admin_client_retries_automatically(proxy: Sidecar, java_tool: JavaTool) -> None:

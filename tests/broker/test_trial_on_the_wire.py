@@ -57,3 +57,5 @@ def test_candidates_and_shadow_limits_delay_nothing(trying: Sidecar, topic: str,
     rows = {row["kind"]: row[limit] for row in trying.get("/quotas")["groups"] if row["client_id"] == limit}
     assert rows["produce"]["limit"] == rows["fetch"]["limit"] == TRIED
     assert rows["produce"]["throttle_ms"] >= 36_000
+    explained = trying.get(f"/explain?user=ANONYMOUS&client_id={limit}")["kinds"]
+    assert {kind["kind"]: kind["throttle_ms"] for kind in explained}["produce"] == 0
