@@ -113,7 +113,10 @@ READERS: dict[str, tuple[Callable[[Path, Issued], object], str]] = {
     ),
     "certificate": (lambda path, issued: server_tls(path, issued.key), "listen.tls.certificate_file {path}: cannot"),
     "key": (lambda path, issued: server_tls(issued.chain, path), "listen.tls.key_file {path}: cannot be read: "),
-    "authorities": (lambda path, own: server_tls(own.chain, own.key, path), "listen.tls.client_ca_file {path}: cannot"),
+    "authorities": (
+        lambda path, issued: server_tls(issued.chain, issued.key, path),
+        "listen.tls.client_ca_file {path}: cannot be read: ",
+    ),
     "template of the webhook": (lambda path, _: read_template(path), ""),
     "certificate of the webhook": (lambda path, issued: of_files(path, issued.key), ""),
 }
@@ -166,7 +169,9 @@ async def test_bad_configuration_keeps_the_former_and_is_told_once(kind: str, tm
         async with watching(path) as running:
             if kind == "a mistake":
                 put_file(path, quota("2X"))
-                reason = ':2:45: quotas[0].producer_byte_rate: got "2X", expected bytes per second of at least 1,'
+                reason = (
+                    ':2:45: quotas[0].producer_byte_rate: got "2X", expected bytes per second of at least 1, such as'
+                )
             elif kind == "gone":
                 path.unlink()
                 reason = ": cannot be read: No such file or directory"

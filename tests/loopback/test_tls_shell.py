@@ -139,7 +139,12 @@ async def test_refusal_is_told_to_both_ends_and_harms_no_other(
         (client_context(issuer, eve), "unknown ca", "certificate", "is listen.tls.client_ca_file its authority?"),
         (client_context(issuer, expired), "expired", "certificate", "certificate has expired"),
         (client_context(issuer, bob), "", "principal", "no rule of ssl.principal.mapping.rules matches"),
-        (client_context(stranger), "verify failed", "refused", "the client refused the TLS handshake: unknown"),
+        (
+            client_context(stranger),
+            "certificate verify failed",
+            "refused",
+            "the client refused the TLS handshake: unknown",
+        ),
         (old, "version", "version", "the client does not offer TLS 1.2 or later"),
     ]
     counted = Counter({("client", "not_tls"): 1, ("client", "timeout"): 1})
@@ -292,7 +297,7 @@ async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path
         (second.chain.read_bytes(), host, r"listen\.tls\.key_file .*tls\.key: is not the key of the certificate"),
         (gone.chain.read_bytes(), gone, r"listen\.tls\.certificate_file .*tls\.crt: has expired at 20"),
         (later.chain.read_bytes(), later, r"listen\.tls\.certificate_file .*tls\.crt: is not valid before 20"),
-        (whole + later.chain.read_bytes(), host, r"has a certificate, number 2, that is not valid before 20"),
+        (whole + later.chain.read_bytes(), host, r"tls\.crt: has a certificate, number 2, that is not valid before 20"),
         ((whole * 2)[:-30], host, r"tls\.crt: a certificate is truncated: expected -----END"),
         (b"nothing", host, "expected certificates in PEM form"),
     ]

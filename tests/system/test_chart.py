@@ -150,7 +150,11 @@ def test_generated_files_are_up_to_date(made: Callable[[], dict[Path, str]]) -> 
 
 @pytest.mark.parametrize(
     ("kubernetes", "native", "said"),
-    [("1.24.0", "auto", "kubeVersion"), ("1.28.0", "auto", "never completes"), ("1.27.0", "true", "needs Kubernetes")],
+    [
+        ("1.24.0", "auto", "kubeVersion"),
+        ("1.28.0", "auto", "never completes"),
+        ("1.27.0", "true", "needs Kubernetes 1.28"),
+    ],
 )
 def test_a_kubernetes_that_is_too_old_is_refused(kubernetes: str, native: str, said: str) -> None:
     settings = ["--kube-version", kubernetes, "--set", f"sidecar.native={native}"]
@@ -172,16 +176,28 @@ MISTAKES = {
     "chart": ("podMonitr: {enabled: true}", "podMonitr"),
     "inner": ("gateway: {replica: 3}", "replica"),
     "mode": ("mode: sidcar", "mode"),
-    "no destination": ("{config: {mode: transparent}, redirect: {ports: []}, demo: {enabled: true}}", "redirected"),
+    "no destination": (
+        "{config: {mode: transparent}, redirect: {ports: []}, demo: {enabled: true}}",
+        "nothing would be redirected",
+    ),
     "a transparent gateway": ("{config: {mode: transparent}, mode: gateway}", "it needs mode sidecar"),
     "a nameless balancer": (GATEWAY + "{service: {type: LoadBalancer}}", "config.listen.advertised.host is missing"),
     "no node ports": (NODE_PORTS % "", "gateway.service.nodePorts is missing"),
-    "node ports that overlap": (NODE_PORTS % OVERLAPPING, "none of the brokers' (30000-30099), got 30092"),
+    "node ports that overlap": (
+        NODE_PORTS % OVERLAPPING,
+        "gateway.service.nodePorts.bootstrap: expected none of the brokers' (30000-30099), got 30092",
+    ),
     "a typo in resources": ("resources: {request: {cpu: '1'}}", "request"),
     "a quantity": ("resources: {limits: {memory: 1GB}}", "memory"),
-    "a request above its limit": ("resources: {limits: {memory: 100Mi}}", "at most 100Mi (resources.limits.memory)"),
+    "a request above its limit": (
+        "resources: {limits: {memory: 100Mi}}",
+        "resources.requests.memory: expected at most 100Mi (resources.limits.memory), got 128Mi",
+    ),
     "a number in the environment": ("extraEnv: [{name: KQUOTA_PURE, value: 1}]", "extraEnv"),
-    "a mount alone": ("extraVolumeMounts: [{name: tls, mountPath: /tls}]", "a volume of extraVolumes, got tls"),
+    "a mount alone": (
+        "extraVolumeMounts: [{name: tls, mountPath: /tls}]",
+        "extraVolumeMounts: expected a volume of extraVolumes, got tls",
+    ),
     "a mount over the configuration": (
         "extraVolumes: [{name: more, emptyDir: {}}]\nextraVolumeMounts: [{name: more, mountPath: /etc/kquota/more}]",
         "mountPath",
@@ -194,12 +210,18 @@ MISTAKES = {
     "a variable": ("webhook: {bootstrapVariable: A B}", "bootstrapVariable"),
     "an entry": ("fleetKey: {entry: my key}", "entry"),
     "no port": ("{config: {listen: {port: 0}}, demo: {enabled: true}}", "config.listen.port: expected a port"),
-    "replicas": (GATEWAY + "{autoscaling: {enabled: true, minReplicas: 9}}", "at most maxReplicas (6), got 9"),
+    "replicas": (
+        GATEWAY + "{autoscaling: {enabled: true, minReplicas: 9}}",
+        "gateway.autoscaling.minReplicas: expected at most maxReplicas (6), got 9",
+    ),
     "a report twice": (
         "analysis: {enabled: true, input: /in, output: /out, reports: [{name: slo}, {name: slo}]}",
         "analysis.reports: expected each report once, got slo twice",
     ),
-    "no key": ("{config: {fleet: {id: shop}}, webhook: {enabled: true}}", "fleetKey.secret is missing: with webhook"),
+    "no key": (
+        "{config: {fleet: {id: shop}}, webhook: {enabled: true}}",
+        "fleetKey.secret is missing: with webhook.enabled and config.fleet",
+    ),
 }
 
 

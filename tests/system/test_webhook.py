@@ -326,7 +326,10 @@ WARNED: dict[str, tuple[dict[str, Any], str | None]] = {
         "container app declares port 9404, and the sidecar listens on 9404 (config.admin.port): only one of them can; "
         "annotation kquota.io/admin-port selects another",
     ),
-    "another admin port": (_ports(9404, 9405, annotations=ELSEWHERE), "listens on 9405 (config.admin.port)"),
+    "another admin port": (
+        _ports(9404, 9405, annotations=ELSEWHERE),
+        "container app declares port 9405, and the sidecar listens on 9405 (config.admin.port)",
+    ),
     "Kafka's": (_ports(9092), "listens on 9092 (config.listen.port): only one of them can"),
     "a broker's": (_ports(19191), "listens on 19092-19191 (config.listen.broker_ports)"),
     "past the sidecar": (_bootstrap("kafka:9092"), BYPASS),

@@ -81,7 +81,7 @@ max_mute: 30
         ("listen: {advertised: {port: 0}}", "got 0, expected a port, a whole number from 1 to 65535"),
         (
             "listen: {advertised: {first_broker_port: 65500}}",
-            "a first_broker_port of at most 65436, not 65500, for the",
+            "a first_broker_port of at most 65436, not 65500, for the 100 broker_ports",
         ),
         ("listen: {broker_port_map: [1]}", "expected ports by broker id, such as {1001: 19092}"),
         ("listen: {broker_port_map: {a: 1}}", '"a" is not a broker id'),
@@ -296,7 +296,10 @@ def test_files_without_text_are_refused(data: bytes) -> None:
 
 
 def test_missing_upstream() -> None:
-    assert "q.yaml:1:1: upstream: expected a section with bootstrap: host:port" in only_problem("quotas: []")
+    assert only_problem("quotas: []") == (
+        "q.yaml:1:1: upstream: expected a section with bootstrap: host:port of some brokers, tried in turn. "
+        "Required unless mode is transparent."
+    )
     shared = problems_of("mode: transparent\nfleet: {default_scope: fleet}")
     assert "fleet: expected upstream.bootstrap" in str(shared[0])
 

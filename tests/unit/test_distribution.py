@@ -103,7 +103,8 @@ def test_refused_quotas_leave_the_former_ones_in_force() -> None:
     assert "producer_byte_rate: 1M" in later
     stricter = BASE.replace("2M", "500k")
     assert copy(base=stricter, **refused)["data"] == {"kquota.yaml": stricter}, "they do not fit any more"
-    assert (only(base=stricter, **refused).refused or "").startswith("The chart's quotas alone are in force. ConfigMap")
+    plan = only(base=stricter, **refused)
+    assert (plan.refused or "").startswith("The chart's quotas alone are in force. ConfigMap kquota-quotas")
 
 
 @pytest.mark.parametrize(
