@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     width = max(map(len, JOBS))
     whole = argparse.ArgumentParser(
         prog="kquota report",
-        description="Spark jobs over usage records.",
+        description="Make reports from usage records with Spark.",
         epilog="reports:\n" + "\n".join(f"  {name:{width}}  {text}" for name, text in JOBS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -361,7 +361,7 @@ def _add_options(add: Callable[..., object]) -> None:
         "--capacity",
         **_SEVERAL,
         metavar="KIND=BYTES",
-        help="capacity, forecast: bytes per second of the clusters, for produce or fetch",
+        help="capacity, forecast: produce=BYTES or fetch=BYTES per second of the clusters; repeatable",
     )
     add("--owners", metavar="FILE", help="teams (YAML): adds the team of each client to tables")
     add(

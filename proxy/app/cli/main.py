@@ -441,7 +441,7 @@ def demo(
 
 
 @app.command(
-    short_help="Spark reports over usage records.",
+    short_help="Make reports from usage records with Spark.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def report(context: typer.Context) -> None:
