@@ -40,7 +40,7 @@ JOBS = {
     "changes": "usage and delays a day before and a day after each quota change",
     "forecast": "when each limit and each cluster's capacity will be reached (--horizon, --capacity)",
     "anomalies": "clients with a new kind of usage, or far more than before (--recent)",
-    "all": "every report whose options are given, and a page that begins with their findings",
+    "all": "every report whose options are given, and one page with their findings",
     "stream": "rollups per minute and alerts, from a topic or a directory, until it is stopped",
 }
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     width = max(map(len, JOBS))
     whole = argparse.ArgumentParser(
         prog="kquota report",
-        description="Spark jobs over usage records.",
+        description="Make reports from usage records with Spark.",
         epilog="reports:\n" + "\n".join(f"  {name:{width}}  {text}" for name, text in JOBS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -337,10 +337,10 @@ _SEVERAL: Final[dict[str, Any]] = {"type": _PAIR, "action": "append", "default":
 
 def _add_options(add: Callable[..., object]) -> None:
     add("--input", required=True, help="usage records (JSON lines, or Parquet): a file, a directory or a glob")
-    add("--output", required=True, help="directory for the results; each report has one below it")
+    add("--output", required=True, help="directory for the results; each report writes to a subdirectory")
     add("--from", type=_DAY, dest="first", metavar="DAY", help="the first day to read (UTC), such as 2026-08-01")
     add("--to", type=_DAY, dest="last", metavar="DAY", help="the last day to read, inclusive")
-    add("--grain", type=_GRAIN, default=60, metavar="S", help="time bucket of fleet-wide rates (60)")
+    add("--grain", type=_GRAIN, default=60, metavar="S", help="time bucket of fleet-wide rates, in seconds (60)")
     add("--prices", metavar="FILE", help="chargeback: the price model (YAML)")
     add(
         "--candidate",
@@ -348,23 +348,28 @@ def _add_options(add: Callable[..., object]) -> None:
         metavar="FILE",
         help="whatif: quotas to try (YAML, or JSON of `kquota check`); repeatable",
     )
-    add("--sweep", type=_FACTORS, metavar="X,X,…", help="whatif: try each candidate's limits times each of these")
+    add("--sweep", type=_FACTORS, metavar="X,X,…", help="whatif: try each candidate's limits multiplied by each factor")
     add(
         "--at-most",
         type=_PERCENT,
         default=1.0,
         metavar="PERCENT",
-        help="whatif: largest delayed share of a group's time (1)",
+        help="whatif: acceptable share of time that a group is delayed (1)",
     )
-    add("--headroom", type=_HEADROOM, default=0.25, metavar="X", help="recommend: margin above the need (0.25)")
-    add("--capacity", **_SEVERAL, metavar="KIND=BYTES", help="capacity, forecast: the clusters' bytes per second")
-    add("--owners", metavar="FILE", help="teams (YAML): tables of clients say whose they are")
+    add("--headroom", type=_HEADROOM, default=0.25, metavar="X", help="recommend: fraction added to the need (0.25)")
+    add(
+        "--capacity",
+        **_SEVERAL,
+        metavar="KIND=BYTES",
+        help="capacity, forecast: produce=BYTES or fetch=BYTES per second of the clusters; repeatable",
+    )
+    add("--owners", metavar="FILE", help="teams (YAML): adds the team of each client to tables")
     add(
         "--target",
         type=_PERCENT,
         default=99.0,
         metavar="PERCENT",
-        help="slo: share of time and requests without delay (99)",
+        help="slo: target share of time and requests without delay (99)",
     )
     add("--recent", type=_DAYS, default=7.0, metavar="DAYS", help="anomalies: length of the recent period (7)")
     add("--horizon", type=_HORIZON, default=90, metavar="DAYS", help="forecast: how many days ahead to look (90)")
@@ -373,7 +378,7 @@ def _add_options(add: Callable[..., object]) -> None:
     add(
         "--format",
         choices=("files", "iceberg"),
-        help="compact: format of a new store (files); reports: that of a remote one",
+        help="compact: format of a new store (files); reports: format of a remote store",
     )
     add("--delete-input", action="store_true", help="compact: delete input files with usable records once compacted")
     add("--alerts", metavar="PLACE", help="stream: kafka://host:port/topic for alerts")
@@ -387,9 +392,9 @@ def _add_options(add: Callable[..., object]) -> None:
     add("--trigger", type=_SPAN, default="30 seconds", metavar="TIME", help="stream: time between batches (30 seconds)")
     add("--once", action="store_true", help="stream: process the records that exist, then end")
     add("--batch", type=_NUMBER, metavar="N", help="stream: at most N messages (files) per batch")
-    add("--kafka", **_SEVERAL, metavar="KEY=VALUE", help="stream: property of Kafka clients")
+    add("--kafka", **_SEVERAL, metavar="KEY=VALUE", help="stream: property of Kafka clients; repeatable")
     add("--kafka-config", metavar="FILE", help="stream: properties of Kafka clients; logins belong here")
-    add("--metrics", metavar="[HOST:]PORT", help="stream: lag, rates and state for Prometheus")
+    add("--metrics", metavar="[HOST:]PORT", help="stream: serve lag, rates and state for Prometheus here")
     add("--master", help="Spark master; default: all cores of this machine, or what spark-submit says")
     add("--memory", type=_MEMORY, metavar="SIZE", help="memory of a local Spark, such as 4g (2g)")
     add("--conf", **_SEVERAL, metavar="KEY=VALUE", help="Spark's own configuration")

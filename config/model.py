@@ -81,7 +81,7 @@ class Advertised(Section):
     """Where clients connect to, behind a Service, a balancer or a port mapping."""
 
     host: Annotated[str, CLIENTS_HOST] | None = setting(
-        None, "Host that clients get; null: the address that they connected to."
+        None, "Host in brokers' addresses that clients get; null: the address that the client connected to."
     )
     port: Annotated[int, _MAPPED] | None = setting(
         None, "Port of clients' bootstrap.servers, which `kquota check` shows; null: listen.port."
@@ -110,7 +110,7 @@ class Listen(Section):
     )
     state_file: AbsolutePath | None = setting(
         None,
-        "File that keeps brokers' ports across restarts; null: the cluster is asked, or brokers are learnt from "
+        "File that keeps brokers' ports across restarts; null: kquota asks the cluster, or learns brokers from "
         "responses to clients.",
     )
     advertised: Advertised = Field(
@@ -118,8 +118,8 @@ class Listen(Section):
     )
     proxy_protocol_from: list[Annotated[str, NETWORK]] = Field(
         default_factory=list,
-        description="Networks of balancers, as CIDRs: connections from there begin with a PROXY header (version 1 or "
-        "2), whose client address counts. Connections from elsewhere have none.",
+        description="Networks of balancers, as CIDRs. Their connections must begin with a PROXY header (version 1 or "
+        "2), which names the client. Others must have none.",
     )
     tls: ListenTls | None = setting(None, "TLS from clients; null: plain.")
 
@@ -193,7 +193,7 @@ class QuotaEntry(Section):
     ip: Annotated[str, ADDRESS] | None = setting(
         None,
         "The address that clients connect from, a network (CIDR) for each of its addresses, or <default> "
-        "for every other one. The longest prefix wins.",
+        "for every other one. The longest prefix applies.",
     )
     producer_byte_rate: _ProducerByteRate = None
     consumer_byte_rate: _ConsumerByteRate = None
@@ -203,7 +203,7 @@ class QuotaEntry(Section):
         None, "New connections per second, of an address (KIP-612) or a user."
     )
     max_connections: Annotated[int, whole(0, INT_MAX, "connections")] | None = setting(
-        None, "Open connections of an address or a user; 0: none."
+        None, "Open connections of an address or a user; 0 refuses all."
     )
     mode: Literal["enforce", "shadow"] = setting("enforce", "shadow: measured, never applied.")
     scope: Scope | None = setting(
@@ -315,7 +315,7 @@ class QuotaSettings(Section):
     alter_principals: list[Annotated[str, text("a user name")]] = Field(
         default_factory=list, description="With alter: apply, the users who may alter quotas, without User:."
     )
-    overlay: AbsolutePath | None = setting(None, "The file that alter: apply writes. It wins over entries.")
+    overlay: AbsolutePath | None = setting(None, "The file that alter: apply writes. It overrides the entries.")
 
     @model_validator(mode="before")
     @classmethod
@@ -416,14 +416,14 @@ class Config(Section):
         alias="max.connections.per.ip.overrides",
     )
     window_num: Annotated[int, whole(1, 10_000, "samples")] = setting(
-        11, "Samples kept, the current one included, as in Kafka.", alias="quota.window.num"
+        11, "Number of samples, as in Kafka.", alias="quota.window.num"
     )
     window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = setting(
         1, "Length of one sample, as in Kafka.", alias="quota.window.size.seconds"
     )
     controller_window_num: Annotated[int, whole(1, 10_000, "samples")] = setting(
         11,
-        "Samples of partition mutations, as in Kafka; samples x seconds x rate is the burst.",
+        "Samples of partition mutations, as in Kafka; the burst is samples x seconds x rate.",
         alias="controller.quota.window.num",
     )
     controller_window_size_seconds: Annotated[int, whole(1, 86_400, "seconds")] = setting(
@@ -435,14 +435,14 @@ class Config(Section):
     )
     max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit=None)] = setting(
         120_000,
-        "Max throttle time of a response and its mute. A larger debt delays the group's next requests. 0, "
-        "and pacing: kafka: no cap.",
+        "Max throttle time. A larger debt delays the next requests of all clients that share the counter. "
+        "0: no cap, as with pacing: kafka.",
         json_schema_extra={"default": "2m"},
     )
     pacing: Literal["smooth", "kafka"] = setting(
         "smooth",
-        "smooth: even rate; a group's debt delays all its connections. kafka: exactly a broker's formula "
-        "and mutes, which a new connection evades.",
+        "smooth: even rate; debt delays all connections that share the counter. kafka: a broker's formula "
+        "and mutes; a client evades a mute by reconnecting.",
     )
     limits: Limits = Field(default_factory=Limits)
     drain_timeout_s: Annotated[float, duration_s(0, _HOUR_MS)] = setting(

@@ -44,7 +44,7 @@ class Limits(Section):
         _INT_MAX, "Largest response of a broker."
     )
     max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = setting(
-        1024, "Unanswered requests of a connection; above it the client is not read."
+        1024, "Unanswered requests of a connection; at this number kquota stops reading from it."
     )
     max_connections: Annotated[int, whole(1, _INT_MAX, "connections")] = setting(
         _INT_MAX,
@@ -131,7 +131,7 @@ class FleetSection(Section):
         1, "How often an instance publishes its usage; less often with many instances per partition."
     )
     instances: Annotated[int, whole(1, 1_000_000, "instances")] = setting(
-        1, "Number of instances assumed at least: without contact the limit is divided by it."
+        1, "Minimum number of instances. One without contact gets the limit divided by it."
     )
 
 

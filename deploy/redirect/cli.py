@@ -62,7 +62,7 @@ def install(
         Path | None, option("--config -c", "FILE", "Take --to-port and --exclude-mark from the sidecar's file.")
     ] = None,
     to_port: Annotated[
-        int | None, option("--to-port", "PORT", "Port of the sidecar (9092).", min=1, max=65_535)
+        int | None, option("--to-port", "PORT", "Port that the sidecar listens on (9092).", min=1, max=65_535)
     ] = None,
     ports: Annotated[
         list[range] | None, option("--port", "P", "Destination port or range; repeatable.", parser=_port_range)
@@ -97,12 +97,15 @@ def install(
     ipv6: Annotated[bool, flag("--ipv6/--no-ipv6", "Redirect IPv6 connections as well.")] = True,
     when_down: Annotated[
         Literal["closed", "open"],
-        flag("--when-down", "While no sidecar runs: refuse new connections, or let them connect directly."),
+        flag("--when-down", "While no sidecar runs, closed: refuse new connections; open: connect directly."),
     ] = "closed",
-    tool: Annotated[Literal["auto", "nft", "iptables"], flag("--with", "auto: nft if installed.")] = "auto",
+    tool: Annotated[
+        Literal["auto", "nft", "iptables"], flag("--with", "auto: nft if installed, else iptables.")
+    ] = "auto",
     dry_run: DryRun = False,
 ) -> None:
-    """Redirect outgoing connections of this network namespace. Replaces earlier rules of kquota."""
+    """Redirect outgoing connections of this network namespace. Replaces earlier rules of kquota. Needs --port or
+    --network, and an --exclude option for the sidecar's own connections."""
     if config is not None:
         port, mark = _of_file(config)
         to_port = to_port or port

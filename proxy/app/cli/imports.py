@@ -123,9 +123,9 @@ def kafka(
     form: OutputForm = Form.YAML,
     as_json: AsJson = False,
 ) -> None:
-    """Print a cluster's client quotas, as kafka-configs --describe shows them, as quota entries.
+    """Print a cluster's client quotas as quota entries.
 
-    The file has the cluster's address and login; it needs no quotas.
+    Needs --config, a file with the cluster's address and login, or --bootstrap.
     """
     from config.load import load, load_bytes
     from proxy.app.cli.imports_cluster import entries_of_cluster  # trio and TLS: not needed by the other commands

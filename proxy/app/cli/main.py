@@ -59,7 +59,7 @@ PodName = Annotated[
 ]
 AdminUrl = Annotated[
     str | None,
-    option("--admin", "URL", "Admin port of a running sidecar. Without it: KQUOTA_ADMIN, else http://127.0.0.1:9404."),
+    option("--admin", "URL", "URL of a sidecar's admin port; default: KQUOTA_ADMIN, else http://127.0.0.1:9404."),
 ]
 
 
@@ -138,7 +138,7 @@ def check(
     form: OutputForm = Form.TABLE,
     as_json: AsJson = False,
     on_paper: Annotated[
-        bool, flag("--on-paper", "Allow a file without upstream, such as values with quotas only.")
+        bool, flag("--on-paper", "Allow a file without upstream, such as one with quotas only.")
     ] = False,
     connect: Annotated[
         bool, flag("--connect", "Also connect to each bootstrap address and each broker, as a sidecar does.")
@@ -186,11 +186,13 @@ def check(
 def explain(
     context: typer.Context,
     user: Annotated[
-        str | None, option("--user", "U", "User (principal name); default: that of connections without a login.")
+        str | None, option("--user", "U", "User (principal name); default: the user of connections without a login.")
     ] = None,
-    client_id: Annotated[str | None, option("--client-id", "C", "Client-id; default: the empty one.")] = None,
+    client_id: Annotated[str | None, option("--client-id", "C", "Client-id; default: the empty client-id.")] = None,
     address: Annotated[str | None, option("--ip", "A", "Also show connection limits of this address.")] = None,
-    config: Annotated[Path | None, option("--config -c", "FILE", "Explain this file.", envvar="KQUOTA_CONFIG")] = None,
+    config: Annotated[
+        Path | None, option("--config -c", "FILE", "Explain this file, without a sidecar.", envvar="KQUOTA_CONFIG")
+    ] = None,
     admin: AdminUrl = None,
     pod: PodName = None,
     form: OutputForm = Form.TABLE,
@@ -198,8 +200,8 @@ def explain(
 ) -> None:
     """Show a client's quotas: all eight levels, the effective one, the clients that share the counter.
 
-    With a running sidecar also usage, the delay of the next request and the last throttles; without user, client-id
-    and address, the clients that it throttles now.
+    A running sidecar also shows usage, the delay of the next request and the last throttles. Without --user,
+    --client-id and --ip it shows the clients that it throttles now.
     """
     from proxy.app.admin.explain_text import explanation_text, throttled_text
     from quota.connections import canonical_address
@@ -254,7 +256,11 @@ def simulate(
     config: ConfigFile,
     compare: Annotated[bool, flag("--compare", "Show the decision of each controller_mutation_algorithm.")] = False,
 ) -> None:
-    """Charge events (JSON lines on stdin) on a simulated clock, and print a JSON line per event."""
+    """Charge events (JSON lines on stdin) on a simulated clock, and print a JSON line per event. Pacing and max_mute
+    do not apply.
+
+    An event: {"t_ms": 0, "kind": "produce", "client_id": "etl", "amount": 1000}
+    """
     from config.load import load
     from proxy.app.cli.simulate import run as run_simulation
 
@@ -279,7 +285,9 @@ def top(
         float, option("--interval", "SECONDS", "Seconds between refreshes, at least 0.2.", min=0.2)
     ] = 2.0,
     once: Annotated[bool, flag("--once", "Print one table and exit; the default if stdout is not a terminal.")] = False,
-    text: Annotated[str, option("--filter", "TEXT", "Show only rows whose user, client-id or kind has TEXT.")] = "",
+    text: Annotated[
+        str, option("--filter", "TEXT", "Show only rows whose user, client-id or kind contains TEXT.")
+    ] = "",
     sort: Annotated[str, option("--sort", "ORDER", "Order of the rows: use, throttled, rate or name.")] = "use",
     form: OutputForm = Form.TABLE,
     as_json: Annotated[bool, flag("--json", "Same as -o json: one snapshot.")] = False,
@@ -301,16 +309,18 @@ def top(
 @app.command(short_help="Show the sidecars of a namespace or gateway on one web page.")
 def ui(
     namespace: Annotated[
-        str | None, option("--namespace -n", "NAME", "Sidecars of this namespace, by kubectl.")
+        str | None, option("--namespace -n", "NAME", "Show the sidecars of this namespace, through kubectl.")
     ] = None,
     selector: Annotated[
         str, option("--selector -l", "LABELS", "Only pods with these labels, such as app=orders.")
     ] = "",
-    admin: Annotated[list[str] | None, option("--admin", "URL", "Or a sidecar's admin port; repeatable.")] = None,
+    admin: Annotated[
+        list[str] | None, option("--admin", "URL", "Show the sidecar with this admin port; repeatable.")
+    ] = None,
     port: Annotated[int, option("--port", "PORT", "Local port of the page; 0: any.", min=0, max=65_535)] = 9405,
 ) -> None:
-    """Serve one page for many sidecars on 127.0.0.1: who is throttled in any of them. Rows lead to each sidecar's own
-    page."""
+    """Serve a web page on 127.0.0.1 with the throttled clients of all these sidecars. Rows link to each sidecar's own
+    page. Needs --namespace or --admin."""
     from proxy.app.cli.admin_client import proxied, with_scheme
     from proxy.app.cli.ui import Place, places_of, serve
 
@@ -333,15 +343,18 @@ def ui(
 def init(
     bootstrap: Annotated[list[str], option("--bootstrap", "HOST:PORT", "A broker of the cluster; repeatable.")],
     produce: Annotated[
-        str | None, option("--produce", "BYTES", "Limit of each client-id, per second, such as 2M.")
+        str | None, option("--produce", "BYTES", "Bytes per second that each client-id may produce, such as 2M.")
     ] = None,
-    fetch: Annotated[str | None, option("--fetch", "BYTES", "The same for consumers, such as 4M.")] = None,
+    fetch: Annotated[
+        str | None, option("--fetch", "BYTES", "Bytes per second that each client-id may fetch, such as 4M.")
+    ] = None,
     user: Annotated[str | None, option("--user", "NAME", "User name for unauthenticated connections.")] = None,
     port: Annotated[int, option("--port", "PORT", "Port for clients.", min=1, max=65_535)] = 9092,
     shadow: Annotated[bool, flag("--shadow", "Measure only, delay no client.")] = False,
     output: Annotated[Path | None, option("--output", "FILE", "A new file; default: standard output.")] = None,
 ) -> None:
-    """Write a small configuration file with comments. An existing file is never overwritten."""
+    """Write a small configuration file with comments. An existing file is never overwritten. Without --produce and
+    --fetch the limits are 2M and 4M."""
     from proxy.app.cli.init import config_text
 
     if produce is None and fetch is None:
@@ -388,14 +401,12 @@ def webhook(
     cert: Annotated[
         Path | None, option("--cert", "FILE", "TLS certificate (PEM). Without it the webhook makes and renews its own.")
     ] = None,
-    key: Annotated[Path | None, option("--key", "FILE", "Its private key (PEM).")] = None,
-    authority: Annotated[
-        Path | None, option("--ca", "FILE", "Its authority (PEM), which the API server trusts.")
-    ] = None,
+    key: Annotated[Path | None, option("--key", "FILE", "Private key of --cert (PEM).")] = None,
+    authority: Annotated[Path | None, option("--ca", "FILE", "Authority of --cert (PEM), for the API server.")] = None,
     host: Annotated[str, option("--host", "ADDRESS", "Address to listen on.")] = "::",
     port: Annotated[int, option("--port", "PORT", "Port to listen on.", min=1, max=65_535)] = 8443,
     service_account: Annotated[
-        Path, option("--service-account", "DIRECTORY", "Where its token and ca.crt are mounted.")
+        Path, option("--service-account", "DIRECTORY", "Mounted service account: token and ca.crt.")
     ] = Path("/var/run/secrets/kubernetes.io/serviceaccount"),
 ) -> None:
     """Serve a mutating admission webhook until SIGTERM, and copy the configuration to the labelled namespaces. The Helm
@@ -415,10 +426,10 @@ def webhook(
 @app.command(short_help="Watch quotas at work on a real broker.")
 def demo(
     seconds: Annotated[int, option("--seconds", "SECONDS", "Duration of the demo.", min=1)] = 30,
-    plain: Annotated[bool, flag("--plain", "Lines instead of a live view (for logs).")] = False,
+    plain: Annotated[bool, flag("--plain", "Print lines instead of a live view.")] = False,
     usage: Annotated[Path | None, option("--usage", "DIRECTORY", "Directory for usage records.")] = None,
 ) -> None:
-    """From a checkout: start a broker, the sidecar and clients, and watch quotas at work."""
+    """Start a broker, the sidecar and clients, and watch quotas at work. Needs a checkout."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "tests/lab/demo").is_dir():
         say("error: the demo runs in a checkout only: make demo", err=True)
@@ -430,7 +441,7 @@ def demo(
 
 
 @app.command(
-    short_help="Spark reports over usage records.",
+    short_help="Make reports from usage records with Spark.",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def report(context: typer.Context) -> None:

@@ -41,7 +41,8 @@ def own_families(proxy: Proxy, reloads: ReloadState, ledger: Ledger, *, ready: b
         one.entity_type is EntityType.IP or table.get(one.name, None) is None for one in table.connections.entries
     )
     yield gauge("ready", "1 when /readyz says ready.", ready)
-    yield gauge("cluster_reached", "1 when a broker answered kquota last.", proxy.cluster.reached)
+    text = "1 when the cluster answered kquota's latest Metadata request."
+    yield gauge("cluster_reached", text, proxy.cluster.reached)
     yield gauge("draining", "1 while shutting down.", proxy.state == "draining")
     yield counter("config_reloads", "Configurations loaded after the first.", reloads.reloads)
     yield counter("config_reload_failures", "Changed configurations refused.", reloads.failures)
@@ -173,13 +174,13 @@ _PLAIN: Final = {
     "connections_muted": (gauge, "Muted client connections."),
     "connections_waiting": (gauge, "Client connections whose next request waits because their quota is overdrawn."),
     "connections_held": (gauge, "Refused connections that stay open for their delay."),
-    "connections_not_held": (counter, "Refused connections closed at once (limits.max_held_connections)."),
-    "connections_opened": (counter, "Client connections accepted."),
+    "connections_not_held": (counter, "Refused connections closed at once, over limits.max_held_connections."),
+    "connections_opened": (counter, "All client connections so far, refused ones included."),
     "accept_failures": (counter, "Connections the system could not accept."),
     "upstream_connects": (counter, "Connections to brokers."),
     "upstream_connect_failures": (counter, "Failed connections to brokers."),
     "throttled_responses": (counter, "Responses that carry a throttle time of the sidecar's."),
-    "produces_refused": (counter, "Produce requests refused: REQUEST_TIMED_OUT."),
+    "produces_refused": (counter, "Produce requests answered REQUEST_TIMED_OUT, shortly before their timeout."),
     "fetches_answered": (counter, "Fetches over quota answered with an empty response."),
     "fetches_shaped": (counter, "Fetches forwarded with a lower max_bytes."),
     "addresses_rewritten": (counter, "Broker addresses replaced in responses."),
@@ -217,8 +218,8 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     passed = {kind: counters.passthrough_bytes[kind] for kind in ("produce", "fetch")}
     yield by("passthrough_bytes", "Bytes of TLS passed through.", "kind", passed)
     turns = counters.long_turns
-    yield by("long_turns", "Turns of the event loop above 5 ms of CPU.", "what", turns.counts)
-    yield gauge("longest_turn_seconds", "CPU time of the longest turn of the event loop.", turns.longest_cpu_s)
+    yield by("long_turns", "Event loop iterations above 5 ms of CPU.", "what", turns.counts)
+    yield gauge("longest_turn_seconds", "CPU time of the longest event loop iteration.", turns.longest_cpu_s)
 
 
 def _connection_limits(gate: ConnectionGate, most: int) -> Iterator[Metric]:
