@@ -173,7 +173,7 @@ _PLAIN: Final = {
     "connections_muted": (gauge, "Muted client connections."),
     "connections_waiting": (gauge, "Client connections whose next request waits because their quota is overdrawn."),
     "connections_held": (gauge, "Refused connections that stay open for their delay."),
-    "connections_not_held": (counter, "Refused connections closed at once (limits.max_held_connections)."),
+    "connections_not_held": (counter, "Refused connections closed at once: limits.max_held_connections is reached."),
     "connections_opened": (counter, "Client connections accepted."),
     "accept_failures": (counter, "Connections the system could not accept."),
     "upstream_connects": (counter, "Connections to brokers."),
@@ -196,7 +196,7 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     headers = {outcome: counters.proxy_headers[outcome] for outcome in OUTCOMES}
     yield by("proxy_headers", "Connections from balancers (PROXY protocol).", "outcome", headers)
     checks = {outcome: counters.node_checks[outcome] for outcome in ("same", "other", "unknown", "unanswered")}
-    yield by("upstream_node_checks", "Identity checks of dialled brokers.", "outcome", checks)
+    yield by("upstream_node_checks", "Checks that a dialled address belongs to the expected broker.", "outcome", checks)
     apis: Counter[str] = Counter()
     for key, count in counters.requests.items():
         apis[API_NAMES.get(key, "unknown")] += count
