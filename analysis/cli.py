@@ -348,7 +348,7 @@ def _add_options(add: Callable[..., object]) -> None:
         metavar="FILE",
         help="whatif: quotas to try (YAML, or JSON of `kquota check`); repeatable",
     )
-    add("--sweep", type=_FACTORS, metavar="X,X,…", help="whatif: try each candidate's limits multiplied by each factor")
+    add("--sweep", type=_FACTORS, metavar="X,X,…", help="whatif: multiply each candidate's limits by each factor")
     add(
         "--at-most",
         type=_PERCENT,
@@ -392,10 +392,10 @@ def _add_options(add: Callable[..., object]) -> None:
     add("--trigger", type=_SPAN, default="30 seconds", metavar="TIME", help="stream: time between batches (30 seconds)")
     add("--once", action="store_true", help="stream: process the records that exist, then end")
     add("--batch", type=_NUMBER, metavar="N", help="stream: at most N messages (files) per batch")
-    add("--kafka", **_SEVERAL, metavar="KEY=VALUE", help="stream: property of Kafka clients; repeatable")
-    add("--kafka-config", metavar="FILE", help="stream: properties of Kafka clients; logins belong here")
+    add("--kafka", **_SEVERAL, metavar="KEY=VALUE", help="stream: Kafka client property (not for passwords); repeatable")
+    add("--kafka-config", metavar="FILE", help="stream: file with Kafka client properties, such as passwords")
     add("--metrics", metavar="[HOST:]PORT", help="stream: serve lag, rates and state for Prometheus here")
-    add("--master", help="Spark master; default: all cores of this machine, or what spark-submit says")
+    add("--master", help="Spark master; default: spark-submit's, else all cores of this machine")
     add("--memory", type=_MEMORY, metavar="SIZE", help="memory of a local Spark, such as 4g (2g)")
     add("--conf", **_SEVERAL, metavar="KEY=VALUE", help="Spark's own configuration")
     add("--quiet", action="store_true", help="no progress on stderr")

@@ -153,8 +153,8 @@ class IcebergRecords:
             cast(Any, self.spark._jvm).java.lang.Thread.currentThread().getContextClassLoader().loadClass(CATALOG)
         except Py4JJavaError:
             raise ReportError(
-                f"{self.place}: its records are an Iceberg table, and this Spark session has no Iceberg: add "
-                f"--format iceberg, which downloads it, or give spark-submit --packages {package()} (docs/analysis.md)"
+                f"{self.place} is an Iceberg table, and this Spark session has no Iceberg: add --format iceberg, which "
+                f"downloads it, or run spark-submit with --packages {package()} (docs/analysis.md)"
             ) from None
         prefix = f"spark.sql.catalog.{self.catalog}"
         settings = {prefix: CATALOG, f"{prefix}.type": "hadoop", f"{prefix}.warehouse": self.place}

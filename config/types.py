@@ -141,7 +141,7 @@ def text(what: str, *, most: int = 32_767) -> Value:
                 raise wrong(f"{what} without control characters")
             return value
         if value is None or isinstance(value, str | dict | list):
-            raise wrong(f"{what}: text that is not empty and at most {most} bytes long")
+            raise wrong(f"{what}: text of 1 to {most} bytes")
         raise wrong(
             f'{what} as text: write it in quotes, as "…" (without them YAML reads it as {type(value).__name__})'
         )
@@ -216,7 +216,7 @@ def _port_map(value: Any) -> dict[int, int]:
         if number(port) is None or port != int(port) or not 1 <= port <= 65_535:
             raise wrong(f"{expected}; of broker {name}, {value_text(port)} is not a port")
         if node_id in result or port in ports:
-            raise wrong(f"{expected}, each id and each port once; {value_text(name)}: {port} repeats one")
+            raise wrong(f"{expected}, each id and each port once; {value_text(name)}: {port} repeats an id or a port")
         result[node_id] = int(port)
         ports.add(int(port))
     return result

@@ -43,7 +43,7 @@ class Cluster:
         """The cluster that this process runs in. Raises OSError with the reason if there is none."""
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
-            raise OSError("KUBERNETES_SERVICE_HOST is not set: the webhook runs in a pod, with a service account")
+            raise OSError("KUBERNETES_SERVICE_HOST is not set: the webhook must run in a pod with a service account")
         return cls(f"https://{f'[{host}]' if ':' in host else host}:{port}", account)
 
     async def __aenter__(self) -> Cluster:

@@ -200,7 +200,7 @@ def judged(
         except RefusedError as error:
             found = QuotasResult(None, str(error))
         except Exception as error:
-            log.exception("quotas of a namespace failed: internal error", namespace=key[0])
+            log.exception("cannot check a namespace's quotas: internal error", namespace=key[0])
             found = QuotasResult(None, f"{file}: {fault(error)}")
         known[key] = digest, found
     return known[key][1]

@@ -181,7 +181,7 @@ class Distributor:
             text += part["data"][f"{FILE}.{number}"]
         if hashlib.sha256(text.encode()).hexdigest() != header[2].decode():
             what = f"ConfigMaps {settings.name} to {settings.name}-{header[1].decode()}"
-            raise ApiServerError(what, 0, "they are of two revisions; the webhook retries until the upgrade has ended")
+            raise ApiServerError(what, 0, "they belong to two revisions; the webhook retries until the upgrade ends")
         return text
 
     def _complain(self, namespace: str, what: str | None) -> bool:

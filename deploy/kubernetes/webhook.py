@@ -197,7 +197,7 @@ async def _body(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise _TooLargeError(f"expected at most {MAX_BODY_BYTES} bytes")
+            raise _TooLargeError(f"expected a body of at most {MAX_BODY_BYTES} bytes")
     return bytes(body)
 
 

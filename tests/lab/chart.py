@@ -157,15 +157,15 @@ def _probe(*, path: bool = False, ends: bool = False) -> Schema:
 
 _YAML_WORDS: Final = ["y", "n", "yes", "no", "on", "off", "true", "false", "null"]
 _OWN: Final[dict[str, Schema]] = {
-    "global": _said("Helm's own; not used.", _ANY_OBJECT),
+    "global": _said("Helm's global values; not used.", _ANY_OBJECT),
     "enabled": _said("For charts that include this one under a condition.", _BOOLEAN),
-    "nameOverride": _said("In place of the chart's name in names and labels.", _LABEL),
+    "nameOverride": _said("Replaces the chart's name in names and labels.", _LABEL),
     "fullnameOverride": _said(
-        "In place of release and chart name in names.",
+        "Replaces the full name, which has the release's and the chart's.",
         _like("^([a-z]([-a-z0-9]*[a-z0-9])?)?$") | {"not": {"enum": _YAML_WORDS}},
     ),
     "mode": _said(
-        "sidecar: templates to include in pods; gateway: a Deployment of its own.", {"enum": ["sidecar", "gateway"]}
+        "sidecar: templates to include in pods; gateway: a Deployment and a Service.", {"enum": ["sidecar", "gateway"]}
     ),
     "image": _group(
         "A digest wins over the tag; without either it is the chart's appVersion.",
@@ -180,11 +180,11 @@ _OWN: Final[dict[str, Schema]] = {
     ),
     "commonLabels": _said("Labels of every object, next to the chart's own.", _LABELS),
     "commonAnnotations": _said("Annotations of every object, next to the chart's own.", _STRINGS),
-    "namespaceOverride": _said("In place of the release's namespace.", _DNS_NAME),
+    "namespaceOverride": _said("Namespace of the objects, instead of the release's.", _DNS_NAME),
     "extraObjects": _said(
         "Further objects of the release, as objects or as templates.", _list({"type": ["object", "string"]})
     ),
-    "imagePullSecrets": _said("For the pods that this chart makes itself.", _each("name", name=_NAME)),
+    "imagePullSecrets": _said("Pull secrets of the chart's pods and of injected pods.", _each("name", name=_NAME)),
     "sidecar": _group(
         "native: an init container with restartPolicy Always; auto: from Kubernetes 1.29 on.",
         native={"enum": ["auto", True, False]},
@@ -202,13 +202,11 @@ _OWN: Final[dict[str, Schema]] = {
         whenDown={"enum": ["closed", "open"]},
         resources=_RESOURCES,
     ),
-    "resources": _said("Of the kquota container.", _RESOURCES),
-    "memoryLimit": _group(
-        "The memory limit of the kquota container that follows from the settings.", enabled=_BOOLEAN, connections=_COUNT
-    ),
-    "extraEnv": _said("More environment of the kquota container.", _ENV),
+    "resources": _said("Resources of the kquota container.", _RESOURCES),
+    "memoryLimit": _group("The computed memory limit of the kquota container.", enabled=_BOOLEAN, connections=_COUNT),
+    "extraEnv": _said("Environment variables of the kquota container.", _ENV),
     "extraVolumes": _said("More volumes of the pod, for files that the configuration names.", _VOLUMES),
-    "extraVolumeMounts": _said("Where the kquota container finds them.", _MOUNTS),
+    "extraVolumeMounts": _said("Mounts of extraVolumes in the kquota container.", _MOUNTS),
     "fleetKey": _group(
         "The Secret with the key that authenticates a fleet's records; empty: the chart makes one.",
         secret=_DNS_NAME,
@@ -217,9 +215,9 @@ _OWN: Final[dict[str, Schema]] = {
     "podIdentity": _group(
         "Files about the pod under /etc/kquota-pod, written by the API server, for identity.static.", enabled=_BOOLEAN
     ),
-    "state": _group("The volume at /var/lib/kquota, the one writable place.", volume=_ANY_OBJECT),
+    "state": _group("The volume at /var/lib/kquota, the only writable directory.", volume=_ANY_OBJECT),
     "probes": _group(
-        "On the admin port. Liveness never depends on the brokers.",
+        "Probes of the admin port. Liveness never depends on the brokers.",
         startup=_probe(path=True, ends=True),
         readiness=_probe(path=True),
         liveness=_probe(ends=True),
@@ -262,17 +260,21 @@ _OWN: Final[dict[str, Schema]] = {
         annotations=_STRINGS,
     ),
     "networkPolicy": _group(
-        "What may connect to the pods.", enabled=_BOOLEAN, monitoring=_PEERS, clients=_PEERS, extraIngress=_INGRESS
+        "NetworkPolicy for pods with a kquota container.",
+        enabled=_BOOLEAN,
+        monitoring=_PEERS,
+        clients=_PEERS,
+        extraIngress=_INGRESS,
     ),
     "demo": _group(
-        "A Job that produces through a sidecar, throttled, and ends.",
+        "A Job that produces through a sidecar.",
         enabled=_BOOLEAN,
         image=_NAME,
         topic=_NAME,
         records=_COUNT,
     ),
     "webhook": _group(
-        "Puts sidecars into the pods of chosen namespaces.",
+        "Adds sidecars to new pods of labelled namespaces.",
         enabled=_BOOLEAN,
         namespaces=_list(_NAME, uniqueItems=True),
         optIn=_BOOLEAN,
@@ -291,7 +293,7 @@ _OWN: Final[dict[str, Schema]] = {
         **_SCHEDULING,
     ),
     "analysis": _group(
-        "Reports over usage records by schedule, and the stream.",
+        "Scheduled reports and a streaming job over usage records.",
         enabled=_BOOLEAN,
         kind={"enum": ["CronJob", "ScheduledSparkApplication"]},
         image=_closed(repository=_NAME, tag=_TEXT, pullPolicy={"enum": ["Always", "IfNotPresent", "Never"]}),

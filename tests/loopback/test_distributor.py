@@ -136,7 +136,7 @@ async def test_brings_many_quotas_compressed(api: ScriptedApi, tmp_path: Path) -
     header = f"# kquota.io/parts: 2 sha256:{hashlib.sha256(whole.encode()).hexdigest()}\n"
     api.put(place, data={"kquota.yaml": header + whole[:half]})
     api.put(f"{place}-2", data={"kquota.yaml.2": "of the former version"})
-    with pytest.raises(ApiServerError, match="of two revisions"):
+    with pytest.raises(ApiServerError, match="belong to two revisions"):
         await rounds(api)
     assert COPY not in api.objects
     api.put(f"{place}-2", data={"kquota.yaml.2": whole[half:]})

@@ -656,7 +656,8 @@ def test_probes_reach_webhook_and_sidecar(families: str, answering: set[str], tm
 
 
 @pytest.mark.parametrize(
-    ("host", "said"), [("127.0.0.1", "none.crt"), ("", "KUBERNETES_SERVICE_HOST is not set: the webhook runs in a pod")]
+    ("host", "said"),
+    [("127.0.0.1", "none.crt"), ("", "KUBERNETES_SERVICE_HOST is not set: the webhook must run in a pod")],
 )
 def test_webhook_names_startup_errors(host: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())

@@ -89,7 +89,7 @@ def _get(url: str, timeout_s: float) -> tuple[int, str, bytes]:
         with connection.getresponse() as answer:
             body = answer.read(MAX_ANSWER_BYTES + 1)
     if len(body) > MAX_ANSWER_BYTES:
-        raise ValueError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        raise ValueError(f"the answer is longer than {MAX_ANSWER_BYTES} bytes")
     return answer.status, answer.reason, body
 
 

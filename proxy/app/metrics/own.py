@@ -197,7 +197,7 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     headers = {outcome: counters.proxy_headers[outcome] for outcome in OUTCOMES}
     yield by("proxy_headers", "Connections from balancers (PROXY protocol).", "outcome", headers)
     checks = {outcome: counters.node_checks[outcome] for outcome in ("same", "other", "unknown", "unanswered")}
-    yield by("upstream_node_checks", "Identity checks of dialled brokers.", "outcome", checks)
+    yield by("upstream_node_checks", "Checks that a dialled address belongs to the expected broker.", "outcome", checks)
     apis: Counter[str] = Counter()
     for key, count in counters.requests.items():
         apis[API_NAMES.get(key, "unknown")] += count

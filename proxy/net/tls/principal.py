@@ -94,7 +94,7 @@ def _parts(text: str, pattern: re.Pattern[str]) -> Iterator[str | int]:
                 raise RuleError(f"a group named {name} in {pattern.pattern!r}, which the replacement uses")
             yield pattern.groupindex[name]
         elif not digits:
-            raise RuleError(f"a number or a name in braces behind each $ of the replacement {text!r}")
+            raise RuleError(f"a number or a name in braces after each $ of the replacement {text!r}")
         elif (number := int(digits[0])) <= pattern.groups:
             rest = digits[1:]
             while rest and number * 10 + int(rest[0]) <= pattern.groups:
@@ -131,7 +131,7 @@ def _refuse_what_differs(pattern: str) -> None:
             in_class = True
             position += pattern.startswith("^", position + 1)
             if pattern.startswith("]", position + 1):  # Python takes it as a member, Java as syntax
-                raise refuse("] right behind [")
+                raise refuse("] right after [")
         elif position == 0 and pattern.startswith("(?i)"):  # of ASCII letters alone, there and with re.ASCII
             position += 3
         elif pattern.startswith("(?", position) and not re.compile(r"\(\?(?:[:=!]|<[=!A-Za-z])").match(
@@ -139,5 +139,5 @@ def _refuse_what_differs(pattern: str) -> None:
         ):
             raise refuse(pattern[position : position + 3])
         elif char == "$" and position + 1 < len(pattern) and pattern[position + 1] not in "|)":
-            raise refuse("$ inside")
+            raise refuse("$ before the end")
         position += 1

@@ -108,7 +108,7 @@ class NodeChecks:
             result, check.error = "other", error
             self._log(node, host, port, error)
         except ClusterError as error:
-            log.debug("no answer to the check of a broker", broker=node.node_id, error=str(error))
+            log.debug("broker did not answer the identity check", broker=node.node_id, error=str(error))
         except Exception:  # an internal error must not end the traffic
             log.exception("check of a broker failed: internal error")
         finally:
