@@ -392,7 +392,7 @@ def _add_options(add: Callable[..., object]) -> None:
     add("--trigger", type=_SPAN, default="30 seconds", metavar="TIME", help="stream: time between batches (30 seconds)")
     add("--once", action="store_true", help="stream: process the records that exist, then end")
     add("--batch", type=_NUMBER, metavar="N", help="stream: at most N messages (files) per batch")
-    add("--kafka", **_SEVERAL, metavar="KEY=VALUE", help="stream: Kafka client property (not for passwords); repeatable")
+    add("--kafka", **_SEVERAL, metavar="KEY=VALUE", help="stream: Kafka client property (no passwords); repeatable")
     add("--kafka-config", metavar="FILE", help="stream: file with Kafka client properties, such as passwords")
     add("--metrics", metavar="[HOST:]PORT", help="stream: serve lag, rates and state for Prometheus here")
     add("--master", help="Spark master; default: spark-submit's, else all cores of this machine")

@@ -43,11 +43,11 @@ def run(context: Context) -> Report:
             F.when(F.max(f"{kind.value}_fleet_limit").isNotNull(), once)
             .otherwise(F.sum("duration_s"))
             .alias(f"{kind.value}_rated"),
-            F.sum(F.least(f"throttle_{kind.value}_seconds", "duration_s")).alias(f"{kind.value}_held"),
+            F.sum(F.least(f"throttle_{kind.value}_seconds", "duration_s")).alias(f"{kind.value}_throttled"),
             F.sum(f"throttle_{kind.value}_count").alias(f"{kind.value}_delayed"),
         ]
     hourly = context.kept(rows.groupBy(*CLIENT, "hour_s").agg(*sums), "hourly")
-    figures_of = ("limit", "used", "rated", "held", "delayed")
+    figures_of = ("limit", "used", "rated", "throttled", "delayed")
     kinds = exploded(
         hourly,
         (*CLIENT, "hour_s", "seconds"),
@@ -61,7 +61,7 @@ def run(context: Context) -> Report:
     around = {
         f"_{name}_{side}": F.sum(name).over(window)
         for side, window in sides.items()
-        for name in ("seconds", "used", "rated", "held", "delayed")
+        for name in ("seconds", "used", "rated", "throttled", "delayed")
     }
     changed = kinds.withColumns(
         {"_place": F.row_number().over(in_order), "limit_before": F.lag("limit").over(in_order), **around}
@@ -69,7 +69,7 @@ def run(context: Context) -> Report:
     figures = {
         f"{name}_{side}": ratio(F.col(f"_{column}_{side}"), F.col(f"_{per}_{side}"))
         for side in sides
-        for name, column, per in (("rate", "used", "rated"), ("held_share", "held", "seconds"))
+        for name, column, per in (("rate", "used", "rated"), ("throttled_share", "throttled", "seconds"))
     }
     figures |= {f"delayed_{side}": F.coalesce(f"_delayed_{side}", F.lit(0)) for side in sides}
     found = changed.withColumns(figures).select(
@@ -78,9 +78,9 @@ def run(context: Context) -> Report:
         moment("hour_s").alias("since"),
         "limit_before",
         F.col("limit").alias("limit_after"),
-        *(f"{name}_{side}" for name in ("rate", "held_share", "delayed") for side in sides),
+        *(f"{name}_{side}" for name in ("rate", "throttled_share", "delayed") for side in sides),
     )
-    largest = F.abs(F.col("held_share_after") - F.col("held_share_before")).desc_nulls_last()
+    largest = F.abs(F.col("throttled_share_after") - F.col("throttled_share_before")).desc_nulls_last()
     order: list[Column | str] = [largest, *CLIENT, "kind", "since"]
     return Report(
         "Changes of quotas",
@@ -96,16 +96,16 @@ def _content(tables: Mapping[str, DataFrame]) -> Content:
     if not number:
         return Content(["No client's quota changed in this time."], notes=_NOTES)
     clients = found.select(*CLIENT).distinct().count()
-    better = found.where("held_share_after < held_share_before").count()
-    worse = found.where("held_share_after > held_share_before").count()
+    better = found.where("throttled_share_after < throttled_share_before").count()
+    worse = found.where("throttled_share_after > throttled_share_before").count()
     findings = [
         f"{several(number, 'change')} of quotas of {several(clients, 'client')}: {better:,} reduced the client's "
         f"throttled time, {worse:,} increased it."
     ]
     findings += [
         f"{who(row)}, {row['kind']}, {row['since']:%Y-%m-%d %H:%M}: from {_limit(row, 'limit_before')} to "
-        f"{_limit(row, 'limit_after')}. It was throttled for {share(row['held_share_before'])} of its time before and "
-        f"{share(row['held_share_after'])} after, and used {_limit(row, 'rate_before')} before and "
+        f"{_limit(row, 'limit_after')}. It was throttled for {share(row['throttled_share_before'])} of its time "
+        f"before and {share(row['throttled_share_after'])} after, and used {_limit(row, 'rate_before')} before and "
         f"{_limit(row, 'rate_after')} after."
         for row in some_rows(found, 4)
     ]

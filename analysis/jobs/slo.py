@@ -17,15 +17,16 @@ from analysis.words import several, share, span, who
 
 COLUMNS = (*COUNTS, *SECONDS, "requests")
 ROLLED = True
-_SUMS = ("seconds", "held_seconds", "requests", "requests_delayed")
+_ROLLED_SUMS = ("seconds", "requests", "requests_delayed")
+_SUMS = (*_ROLLED_SUMS, "delayed_seconds")
 PLOTTED = 8
 
 
 def run(context: Context) -> Report:
     """Per client and hour first; teams are looked up on clients, not on records."""
     target: float = context.options["target"]
-    hourly = context.in_buckets(HOUR_S, (*_SUMS, "first_ms", "last_ms"))
-    hourly = hourly.withColumnRenamed("bucket", "hour_s")
+    hourly = context.in_buckets(HOUR_S, (*_ROLLED_SUMS, "held_seconds", "first_ms", "last_ms"))
+    hourly = hourly.withColumnsRenamed({"bucket": "hour_s", "held_seconds": "delayed_seconds"})
     owners: Owners | None = context.options.get("owners")
     hourly = hourly.withColumn(TEAM, F.col("user") if owners is None else owners.column())
     hourly = context.kept(hourly, "hourly")
@@ -47,10 +48,10 @@ def run(context: Context) -> Report:
 def _judged(groups: GroupedData, more: list[Column], target: float) -> DataFrame:
     """Sums, shares, and the used part of what the target allows: 1 is all of it."""
     summed = groups.agg(*more, *sums(_SUMS))
-    time_held = F.coalesce(ratio(F.col("held_seconds"), F.col("seconds")), F.lit(0.0))
+    time = F.coalesce(ratio(F.col("delayed_seconds"), F.col("seconds")), F.lit(0.0))
     delayed = F.coalesce(ratio(F.col("requests_delayed").cast("double"), F.col("requests")), F.lit(0.0))
-    shares = summed.withColumns({"time_held_share": time_held, "requests_delayed_share": delayed})
-    worse = F.greatest("time_held_share", "requests_delayed_share")
+    shares = summed.withColumns({"time_delayed_share": time, "requests_delayed_share": delayed})
+    worse = F.greatest("time_delayed_share", "requests_delayed_share")
     # Rounded: 1 - 0.9 is less than 0.1 in floating point, and a sum of seconds is not exact either.
     used = F.round(worse / _allowed(target), 9)
     return shares.withColumns({"budget_used_share": used, "kept": used <= 1})
@@ -69,20 +70,20 @@ def _content(tables: Mapping[str, DataFrame], target: float, quality: Quality) -
         "their time or of their requests was delayed by quotas."
     ]
     findings += [
-        f"{row[TEAM]}: delayed for {span(row['held_seconds'])} ({share(row['time_held_share'])} of its time), "
+        f"{row[TEAM]}: delayed for {span(row['delayed_seconds'])} ({share(row['time_delayed_share'])} of its time), "
         f"{row['requests_delayed']:,} of {row['requests']:,} requests delayed ({share(row['requests_delayed_share'])})."
         for row in missed[:4]
     ]
     first = some_rows(tables["clients"], 1)
     if missed and first:
         findings.append(f"The client that exceeded the target most: {who(first[0])}.")
-    hours, step_s = over_time(tables["hours"], "hour", ("held_seconds", "observed_seconds"), HOUR_S)
-    held = {"held": [(row["hour"], row["held_seconds"] * 60 / row["observed_seconds"]) for row in hours]}
-    bars = {row[TEAM]: {"% of time": row["time_held_share"] * 100} for row in some_rows(teams, PLOTTED)}
+    hours, step_s = over_time(tables["hours"], "hour", ("delayed_seconds", "observed_seconds"), HOUR_S)
+    delayed = {"delayed": [(row["hour"], row["delayed_seconds"] * 60 / row["observed_seconds"]) for row in hours]}
+    bars = {row[TEAM]: {"% of time": row["time_delayed_share"] * 100} for row in some_rows(teams, PLOTTED)}
     return Content(
         findings,
         [
-            Plot("Delayed time per hour", plots.steps(held, "minutes per hour", step_s, quality)),
+            Plot("Delayed time per hour", plots.steps(delayed, "minutes per hour", step_s, quality)),
             Plot("Teams", plots.bars(bars, "percent of the time")),
         ],
         notes=[

@@ -391,7 +391,7 @@ def test_slo_report_by_team(report: Make) -> None:
     printed, out = report("slo", rows, owners=owners, target=0.99)
     shop, rest = table(out, "teams")
     # 10 of 20 s (of 10 s no more than 10 s are held), 3 of 200 requests: 50 % where 1 % was left, 50 times as much.
-    names = ("held_seconds", "time_held_share", "requests_delayed_share", "budget_used_share")
+    names = ("delayed_seconds", "time_delayed_share", "requests_delayed_share", "budget_used_share")
     assert floats(shop, *names) == pytest.approx([10, 0.5, 0.015, 50])
     assert floats(rest, *names) == pytest.approx([0.1, 0.005, 0.005, 0.5])
     assert (shop["team"], shop["kept"], shop["clients"]) == ("shop", "false", "1")
@@ -473,7 +473,7 @@ def test_changes_report(report: Make) -> None:
     printed, out = report("changes", rows)
     (change,) = table(out, "changes")
     assert (change["client_id"], change["kind"], change["since"][:16]) == ("c", "produce", "2025-10-21T00:00")
-    names = ("limit", "rate", "held_share", "delayed")
+    names = ("limit", "rate", "throttled_share", "delayed")
     steps = [floats(change, f"{name}_before", f"{name}_after") for name in names]
     assert steps == [[1e6, 3e6], [1e6, 1.5e6], [0.2, 0], [48, 0]]
     assert "1 change of quotas of 1 client: 1 reduced the client's throttled time, 0 increased it." in printed
