@@ -15,6 +15,7 @@ BESIDE = ("tests/README.md", "examples/README.md", "helm/kquota/README.md", "doc
 PAGES = sorted([*ROOT.glob("*.md"), *map(ROOT.joinpath, BESIDE), *ROOT.glob("docs/**/*.md")])
 
 DOC_WORDS = 45_000
+README_LINES = 120
 RUN = re.compile(r"`(?:benchmarks/results/)?(\d{4}-\d\d-\d\d-[\w-]+\.json)`(?:, commit\s`(\w+)`)?")
 """A published run as pages name it; the commit is left out where the run did not store it."""
 
@@ -52,6 +53,7 @@ def test_docs_stay_short() -> None:
     outside = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "SUPPORT.md", "tests/README.md", "helm/kquota/README.md")
     pages = [*map(ROOT.joinpath, outside), *ROOT.glob("docs/**/*.md")]
     assert sum(len(page.read_text().split()) for page in pages) <= DOC_WORDS
+    assert len(pages[0].read_text().splitlines()) <= README_LINES
 
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
