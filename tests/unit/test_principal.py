@@ -71,7 +71,7 @@ SAME = "the same meaning in Java and Python"
         ("RULE:CN=(.*?),OU=ServiceUsers.*/$1", "not 'RULE:CN=(.*?)'"),
         ("RULE:^CN=(.*)$/$1/LU", "not 'RULE:"),
         ("RULE:CN=(/$1/", "a regular expression"),
-        ("RULE:CN=a/$1/", "a group in the pattern for $1"),
+        ("RULE:CN=a/$1/", "a pattern with a group, as the replacement '$1' uses $1"),
         ("RULE:CN=(a)/$x/", "a number or a name in braces after each $"),
         ("RULE:CN=(a)/${nobody}/", "a group named nobody"),
         *((f"RULE:{one}/x/", SAME) for one in (r"CN=\p{Alpha}", r"CN=\Qa\E", "CN=[a[b]]", "CN=[a-z&&[^b]]", "CN=[]a]")),

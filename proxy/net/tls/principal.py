@@ -101,7 +101,7 @@ def _parts(text: str, pattern: re.Pattern[str]) -> Iterator[str | int]:
                 number, rest = number * 10 + int(rest[0]), rest[1:]
             yield from (number, rest)
         elif pattern.groups == 0:  # a broker accepts such rules, and then fails on the first certificate that matches
-            raise RuleError(f"a group in the pattern for ${number} of the replacement {text!r}")
+            raise RuleError(f"a pattern with a group, as the replacement {text!r} uses ${number}")
         else:  # no such group: taken literally
             yield "$" + digits
 
