@@ -280,7 +280,7 @@ def read(
     if not counts.get(None):
         ends = _days_of(store, every) if days.bounded else []
         if ends:
-            raise ReportError(f"--input {pattern}: no records of the chosen days; it has those of {ends[0]} to {ends[-1]}")
+            raise ReportError(f"--input {pattern}: no records of these days; it has those of {ends[0]} to {ends[-1]}")
         reasons = ", ".join(f"{count:,} {name}" for name, count in counts.items() if name)
         raise ReportError(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({reasons or 'all empty'})"

@@ -151,7 +151,7 @@ def test_distinguishes_no_files_from_no_records(spark: SparkSession, tmp_path: P
         read(spark, str(tmp_path / "in"), (), str(tmp_path / "s"))
     write(tmp_path / "in", [record(1, 0), record(2, 86_400)], "records.jsonl")
     after = Days(date(2027, 1, 1), date.max)
-    with pytest.raises(ReportError, match="no records of the chosen days; it has those of 2025-10-20 to 2025-10-21"):
+    with pytest.raises(ReportError, match="no records of these days; it has those of 2025-10-20 to 2025-10-21"):
         read(spark, str(tmp_path / "in/*.jsonl"), (), str(tmp_path / "s"), days=after)
     with pytest.raises(WrongUseError, match="no files there of these days: it has those of 2025-10-20 to 2025-10-20"):
         read(spark, str(tmp_path / "in"), (), str(tmp_path / "s"), days=after)
