@@ -247,14 +247,15 @@ def _acks_at(buf: Buffer, body: int, end: int, version: int) -> int:
             if pos == -1:
                 return -1
             if length - 1 > MAX_STRING_BYTES:
-                raise WireError("request_malformed", f"the transactional id's length is {length - 1}")
+                text = f"the transactional id's length is {length - 1}, expected at most {MAX_STRING_BYTES}"
+                raise WireError("request_malformed", text)
             pos += length - 1
     elif version >= 3:
         if body + 2 > end:
             return -1
         length = integers.int16(buf, body)
         if length < -1:
-            raise WireError("request_malformed", f"the transactional id's length is {length}")
+            raise WireError("request_malformed", f"the transactional id's length is {length}, expected -1 or more")
         pos = body + 2 + (length if length > 0 else 0)
     else:
         pos = body
