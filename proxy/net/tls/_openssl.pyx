@@ -319,7 +319,7 @@ cdef class Channel(Endpoint):
             done += self.encrypted_bytes
             self.encrypted_bytes = 0
             if done > count:
-                raise ValueError(f"{count} bytes are sent, where {done} of those before are not through")
+                raise ValueError(f"expected at least the {done} bytes that were encrypted before, got {count}")
             chunk = min(count - done, <Py_ssize_t>CHUNK_BYTES)
             if chunk == 0:
                 break

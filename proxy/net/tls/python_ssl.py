@@ -165,7 +165,7 @@ class Channel(Endpoint):
             done += self._encrypted_bytes
             self._encrypted_bytes = 0
             if done > len(view):
-                raise ValueError(f"{len(view)} bytes are sent, where {done} of those before are not through")
+                raise ValueError(f"expected at least the {done} bytes that were encrypted before, got {len(view)}")
             chunk = view[done : done + CHUNK_BYTES]
             if not chunk:
                 break
