@@ -19,7 +19,7 @@ SUMMED: Final = {
     "seconds": "duration_s",
     "records": "1",
     # Simultaneous delays of several connections are capped at the time itself.
-    "held_seconds": f"least({' + '.join(SECONDS)}, duration_s)",
+    "time_delayed_seconds": f"least({' + '.join(SECONDS)}, duration_s)",
     "requests_delayed": " + ".join(COUNTS),
 }
 """Columns of rollups that are sums, as expressions over records."""

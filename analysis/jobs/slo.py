@@ -17,16 +17,15 @@ from analysis.words import several, share, span, who
 
 COLUMNS = (*COUNTS, *SECONDS, "requests")
 ROLLED = True
-_ROLLED_SUMS = ("seconds", "requests", "requests_delayed")
-_SUMS = (*_ROLLED_SUMS, "delayed_seconds")
+_SUMS = ("seconds", "time_delayed_seconds", "requests", "requests_delayed")
 PLOTTED = 8
 
 
 def run(context: Context) -> Report:
     """Per client and hour first; teams are looked up on clients, not on records."""
     target: float = context.options["target"]
-    hourly = context.in_buckets(HOUR_S, (*_ROLLED_SUMS, "held_seconds", "first_ms", "last_ms"))
-    hourly = hourly.withColumnsRenamed({"bucket": "hour_s", "held_seconds": "delayed_seconds"})
+    hourly = context.in_buckets(HOUR_S, (*_SUMS, "first_ms", "last_ms"))
+    hourly = hourly.withColumnRenamed("bucket", "hour_s")
     owners: Owners | None = context.options.get("owners")
     hourly = hourly.withColumn(TEAM, F.col("user") if owners is None else owners.column())
     hourly = context.kept(hourly, "hourly")
@@ -48,7 +47,7 @@ def run(context: Context) -> Report:
 def _judged(groups: GroupedData, more: list[Column], target: float) -> DataFrame:
     """Sums, shares, and the used part of what the target allows: 1 is all of it."""
     summed = groups.agg(*more, *sums(_SUMS))
-    time = F.coalesce(ratio(F.col("delayed_seconds"), F.col("seconds")), F.lit(0.0))
+    time = F.coalesce(ratio(F.col("time_delayed_seconds"), F.col("seconds")), F.lit(0.0))
     delayed = F.coalesce(ratio(F.col("requests_delayed").cast("double"), F.col("requests")), F.lit(0.0))
     shares = summed.withColumns({"time_delayed_share": time, "requests_delayed_share": delayed})
     worse = F.greatest("time_delayed_share", "requests_delayed_share")
@@ -70,15 +69,16 @@ def _content(tables: Mapping[str, DataFrame], target: float, quality: Quality) -
         "their time or of their requests was delayed by quotas."
     ]
     findings += [
-        f"{row[TEAM]}: delayed for {span(row['delayed_seconds'])} ({share(row['time_delayed_share'])} of its time), "
-        f"{row['requests_delayed']:,} of {row['requests']:,} requests delayed ({share(row['requests_delayed_share'])})."
+        f"{row[TEAM]}: delayed for {span(row['time_delayed_seconds'])} ({share(row['time_delayed_share'])} of its "
+        f"time), {row['requests_delayed']:,} of {row['requests']:,} requests delayed "
+        f"({share(row['requests_delayed_share'])})."
         for row in missed[:4]
     ]
     first = some_rows(tables["clients"], 1)
     if missed and first:
         findings.append(f"The client that exceeded the target most: {who(first[0])}.")
-    hours, step_s = over_time(tables["hours"], "hour", ("delayed_seconds", "observed_seconds"), HOUR_S)
-    delayed = {"delayed": [(row["hour"], row["delayed_seconds"] * 60 / row["observed_seconds"]) for row in hours]}
+    hours, step_s = over_time(tables["hours"], "hour", ("time_delayed_seconds", "observed_seconds"), HOUR_S)
+    delayed = {"delayed": [(row["hour"], row["time_delayed_seconds"] * 60 / row["observed_seconds"]) for row in hours]}
     bars = {row[TEAM]: {"% of time": row["time_delayed_share"] * 100} for row in some_rows(teams, PLOTTED)}
     return Content(
         findings,

@@ -229,7 +229,7 @@ def test_reports_take_rollups_where_they_suffice(spark: SparkSession, raw: Path,
         assert any("/store/rollups/" in one for one in read), name
         # Of limits in force at the end, records of the last hour.
         assert any("/store/records" in one for one in read) == (name == "forecast"), read
-    assert "'delayed_seconds': '10.0'" in rolled["slo"][0]["clients"][0]
+    assert "'time_delayed_seconds': '10.0'" in rolled["slo"][0]["clients"][0]
     day = Days(date(2025, 10, 21), date(2025, 10, 21))
     _, printed, read = figures("slo", "one-day", days=day)
     assert "Used: 9 records of 2 instances" in printed

@@ -391,7 +391,7 @@ def test_slo_report_by_team(report: Make) -> None:
     printed, out = report("slo", rows, owners=owners, target=0.99)
     shop, rest = table(out, "teams")
     # 10 of 20 s (of 10 s no more than 10 s are held), 3 of 200 requests: 50 % where 1 % was left, 50 times as much.
-    names = ("delayed_seconds", "time_delayed_share", "requests_delayed_share", "budget_used_share")
+    names = ("time_delayed_seconds", "time_delayed_share", "requests_delayed_share", "budget_used_share")
     assert floats(shop, *names) == pytest.approx([10, 0.5, 0.015, 50])
     assert floats(rest, *names) == pytest.approx([0.1, 0.005, 0.005, 0.5])
     assert (shop["team"], shop["kept"], shop["clients"]) == ("shop", "false", "1")
