@@ -216,9 +216,9 @@ def test_addresses_as_the_kernel_gives_them() -> None:
     found = read_sockaddr(family6 + bytes.fromhex("2384 00000000") + address + struct.pack("=I", 3))
     assert found == ("fe80::1", 9092, 3)
     assert str(found) == "[fe80::1]:9092"
-    with pytest.raises(ValueError, match="neither a struct"):
+    with pytest.raises(ValueError, match="neither a struct sockaddr_in nor a struct sockaddr_in6"):
         read_sockaddr(family6 + bytes(14))
-    with pytest.raises(ValueError, match="neither a struct"):
+    with pytest.raises(ValueError, match="neither a struct sockaddr_in nor a struct sockaddr_in6"):
         read_sockaddr(family6 + bytes(20))
 
 
