@@ -81,11 +81,10 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         cluster = _start_broker(plan, ways, files, stack, result, say)
         node = cluster.nodes[0]
         context = Context(plan, node.pid, result["machine"]["cores"], plan.wait_budget_s, broker_ended=cluster.ended)
-        broker = (node.host, node.port)
-        running = _start_ways(ways[0], broker, files, folder, stack, result, say)
+        running = _start_ways(ways[0], node.host, files, folder, stack, result, say)
         for way in ways[1:]:
             assert way.sides is not None
-            context.by_tls[way.sides.key] = _start_ways(way, broker, files, folder, stack, result, say)
+            context.by_tls[way.sides.key] = _start_ways(way, node.host, files, folder, stack, result, say)
         if any(scenario.answered for scenario in todo):
             _start_answerer(context, running, todo, folder / "answers", stack, result, say)
         _prepare(plan, cluster, todo, say)
@@ -115,21 +114,8 @@ class Ways:
 
     sides: tls.Sides | None
     ports: dict[Variant, Ports]
-    direct: Ports
-    """Of the broker itself, where that has TLS."""
-
-    @property
-    def direct_listener(self) -> ExtraListener | None:
-        """The broker's own with TLS: for clients that go there directly, and for whatever rewrites addresses."""
-        if self.sides is None:
-            return None
-        name = f"DIRECT_{self.sides.key}".upper().replace("-", "_")
-        return ExtraListener(name, self.direct.front, self.direct.front, "SSL")
-
-    def listeners(self) -> list[ExtraListener]:
-        """What the broker needs."""
-        own = [variant.listener(ports, self.sides) for variant, ports in self.ports.items() if variant.own_listener]
-        return own if self.direct_listener is None else [*own, self.direct_listener]
+    listeners: dict[Variant, ExtraListener]
+    """The broker's, one for each way."""
 
 
 def _ways(chosen: Sequence[Variant], todo: Sequence[Scenario]) -> list[Ways]:
@@ -138,12 +124,12 @@ def _ways(chosen: Sequence[Variant], todo: Sequence[Scenario]) -> list[Ways]:
     plain = any(scenario.sides is None for scenario in todo)
     kinds: list[tuple[tls.Sides | None, list[Variant]]] = [(None, list(chosen) if plain else [])]
     kinds += [(sides, [one for one in chosen if one.speaks_tls]) for sides in tls.ALL if sides.key in wanted]
-    numbers = iter(free_ports(sum(3 * len(some) + 3 for _, some in kinds)))
-
-    def ports() -> Ports:
-        return Ports(next(numbers), next(numbers), next(numbers))
-
-    return [Ways(sides, {variant: ports() for variant in some}, ports()) for sides, some in kinds]
+    numbers = iter(free_ports(sum(4 * len(some) for _, some in kinds)))
+    ways = []
+    for sides, some in kinds:
+        ports = {variant: Ports(next(numbers), next(numbers), next(numbers)) for variant in some}
+        ways.append(Ways(sides, ports, {one: one.listener(ports[one], sides, next(numbers)) for one in some}))
+    return ways
 
 
 def _start_broker(
@@ -165,7 +151,7 @@ def _start_broker(
             overrides=BROKER_SETTINGS if files is None else BROKER_SETTINGS | files.broker_settings(),
             progress=say,
             jvm=(*plan.jvm, "-Xms128m", f"-Xmx{plan.broker_heap}"),
-            extra_listeners=[listener for kind in ways for listener in kind.listeners()],
+            extra_listeners=[listener for kind in ways for listener in kind.listeners.values()],
         )
     stack.callback(cluster.stop)
     return cluster
@@ -173,24 +159,22 @@ def _start_broker(
 
 def _start_ways(
     ways: Ways,
-    broker: Address,
+    host: str,
     files: tls.Files | None,
     folder: Path,
     stack: ExitStack,
     result: dict[str, Any],
     say: Say,
 ) -> list[Running]:
-    """Start the proxies. `broker` is its plain address."""
+    """Start the proxies. `host` is the broker's."""
     secured = None
     if ways.sides is not None and files is not None:
         secured = tls.Tls(files, ways.sides)
         folder = folder / ways.sides.key
-    secure_broker = (broker[0], ways.direct.front)
     found = []
     for variant, ports in ways.ports.items():
-        # Directly, clients speak as they do to the proxies.
-        by_tls = secured is not None and (secured.sides.to_broker if variant.command else secured.sides.from_client)
-        one = _start_one(variant, ports, secure_broker if by_tls else broker, folder, stack, result, say, secured)
+        broker = (host, ways.listeners[variant].port)
+        one = _start_one(variant, ports, broker, folder, stack, result, say, secured)
         if one is None:
             continue
         found.append(one)

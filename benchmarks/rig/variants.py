@@ -1,7 +1,7 @@
 """The ways to the broker that are compared, numbered from the one without anything between.
 
 Every proxy gets one thread. HAProxy and Envoy forward TCP and cannot change addresses, so the broker has a listener for
-each of them which tells its clients the proxy's port; kquota rewrites addresses itself and uses the ordinary listener.
+each of them which tells its clients the proxy's port; kquota rewrites addresses itself and uses one that tells its own.
 """
 
 from __future__ import annotations
@@ -76,12 +76,15 @@ class Variant:
     """Clients connect to the broker's own listener, and the kernel leads them to the proxy: the run needs a network
     namespace of its own, for its rules."""
 
-    def listener(self, ports: Ports, sides: Sides | None = None) -> ExtraListener:
-        """The broker's listener for clients that come this way."""
+    def listener(self, ports: Ports, sides: Sides | None = None, own: int = 0) -> ExtraListener:
+        """The broker's listener for clients that come this way; at port `own` where addresses are rewritten or nothing
+        stands in between. Each way has one, as a listener has network threads of its own."""
         name = self.key[3:] if sides is None else f"{self.key[3:]}-{sides.key}"
-        port = ports.front if self.redirected else ports.broker
-        protocol = "SSL" if sides is not None and sides.to_broker else "PLAINTEXT"
-        return ExtraListener(name.upper().replace("-", "_"), port, ports.front, protocol)
+        by_tls = sides is not None and (sides.to_broker if self.command else sides.from_client)
+        port, advertised = (ports.front if self.redirected else ports.broker, ports.front)
+        if not self.own_listener:
+            port = advertised = own
+        return ExtraListener(name.upper().replace("-", "_"), port, advertised, "SSL" if by_tls else "PLAINTEXT")
 
 
 Address = tuple[str, int]
