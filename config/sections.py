@@ -131,7 +131,7 @@ class FleetSection(Section):
         1, "How often an instance publishes its usage; less often with many instances per partition."
     )
     instances: Annotated[int, whole(1, 1_000_000, "instances")] = setting(
-        1, "Minimum number of instances. One without contact gets the limit divided by it."
+        1, "Minimum number of instances. One that never had contact gets the limit divided by it."
     )
 
 
@@ -222,7 +222,7 @@ class StaticIdentity(Section):
     )
     directory: AbsolutePath | None = setting(
         None,
-        "With template: a volume of the downward API with the files namespace, service_account, pod, "
+        "With template: a projected volume with the files namespace, service_account, pod, "
         "labels or token; re-read when they change.",
     )
 
