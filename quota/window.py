@@ -173,8 +173,8 @@ class KafkaCounter(WindowCounter):
     def __init__(self, kind: Kind, key: CounterKey, settings: LedgerSettings, now: int) -> None:
         super().__init__(kind, key, settings, now)
         self.owed_until = 0.0
-        """The end of the uncut delay, a whole number of ms: the next delay ends there at the earliest$
-        max_mute). No integer of 64 bits: a debt at a high limit takes ages at a low one."""
+        """The end of the uncut delay, a whole number of ms: the next delay ends there at the earliest (see `_carried`).
+        No integer of 64 bits: a debt at a high limit takes ages at a low one."""
 
     def charge(self, amount: float, now: int) -> int:
         """See :meth:`QuotaCounter.charge`."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import select
+from socket import MSG_MORE
 from typing import Final
 
+from proxy.core.session.outgoing import Buffer
 from proxy.net.io.endpoint import Endpoint
 
 MAX_EVENTS: Final = 256
@@ -19,6 +21,27 @@ class PlainEndpoint(Endpoint):
     """A TCP or Unix socket."""
 
     __slots__ = ()
+
+    def receive(self, buffer: memoryview, count: int) -> int:
+        """See :meth:`Endpoint.receive`."""
+        try:
+            return self.sock.recv_into(buffer, count)
+        except BlockingIOError:
+            return -1
+
+    def send(self, buffer: Buffer, start: int, end: int, more: bool) -> int:
+        """See :meth:`Endpoint.send`."""
+        try:
+            return self.sock.send(memoryview(buffer)[start:end], MSG_MORE if more else 0)
+        except BlockingIOError:
+            return 0
+
+    def send_all(self, buffers: list[Buffer], more: bool) -> int:
+        """See :meth:`Endpoint.send_all`."""
+        try:
+            return self.sock.sendmsg(buffers, (), MSG_MORE if more else 0)
+        except BlockingIOError:
+            return 0
 
 
 def splice(source_fd: int, sink_fd: int, count: int, more: bool) -> int:
