@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.session.request_time import DEFAULT_BASELINE_MS, HANDOVER_MS, MS_PER_BYTE, RECENT, RequestTime
+from proxy.core.session.exchange import DEFAULT_BASELINE_MS, HANDOVER_MS, MS_PER_BYTE, RECENT, RequestTime
 from proxy.core.wire.schema import APIS
 
 KEYS = {known[0]: key for key, known in APIS.items()}

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from proxy.core.session.request_time import DEFAULT_BASELINE_MS, HANDOVER_MS, MIN_MS
+from proxy.core.session.exchange import DEFAULT_BASELINE_MS, HANDOVER_MS, MIN_MS
 from proxy.core.wire import throttle
 from proxy.core.wire.apis import CONTROLLED_SHUTDOWN, FETCH, PRODUCE, keys_of
 from proxy.core.wire.sasl import SASL_APIS

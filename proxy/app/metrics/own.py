@@ -24,7 +24,8 @@ from proxy.app.sources.quota_source import SourceState
 from proxy.app.sources.security import Security
 from proxy.app.sources.watch import ReloadState
 from proxy.core.interceptors.reserved_topic import ReservedTopic
-from proxy.core.telemetry.observer import LATENCY_BUCKETS_S, Counters
+from proxy.core.session.exchange import LATENCY_BUCKETS_S
+from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.schema import API_NAMES
 from proxy.net.listen.balancers import OUTCOMES
 from proxy.net.listen.server import Proxy

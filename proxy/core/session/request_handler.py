@@ -19,7 +19,7 @@ from proxy.core.interceptors.intercept import (
 )
 from proxy.core.session import exchange, gate
 from proxy.core.session.auth import UNAUTHENTICATED
-from proxy.core.session.exchange import InFlightRequest
+from proxy.core.session.exchange import WORK_PER_BYTE, InFlightRequest
 from proxy.core.session.fetch import FetchShaper
 from proxy.core.session.frames import (
     DROP,
@@ -31,7 +31,6 @@ from proxy.core.session.frames import (
     replace,
 )
 from proxy.core.session.refused import IN_ORDER, RefusedBatches
-from proxy.core.session.request_time import WORK_PER_BYTE
 from proxy.core.session.sizes import bytes_wanted, header_too_large, is_established
 from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering, Proving

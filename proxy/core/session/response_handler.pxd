@@ -6,7 +6,7 @@ from proxy.core.session.frames cimport FrameReader as FrameReaderType, Verdict a
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.session.state cimport SessionState as SessionStateType
-from proxy.core.telemetry.observer cimport Histogram as HistogramType
+from proxy.core.session.exchange cimport Histogram as HistogramType
 from proxy.core.wire cimport fetch_heads, integers, responses, throttle
 from quota.accounts cimport Account as AccountType
 from quota.counter cimport FetchGrant as FetchGrantType

@@ -4,7 +4,7 @@ cimport cython
 from proxy.core.session.auth cimport Auth as AuthType
 from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
-from proxy.core.session.request_time cimport RequestTime as RequestTimeType
+from proxy.core.session.exchange cimport RequestTime as RequestTimeType
 from proxy.core.session.throttle cimport Throttle as ThrottleType
 from quota.accounts cimport RequestCounts
 from quota.ledger cimport Ledger as LedgerType

@@ -8,8 +8,7 @@ from typing import Final
 from proxy.core.interceptors.intercept import Interceptors, Reserved
 from proxy.core.session.auth import UNAUTHENTICATED, Auth
 from proxy.core.session.effects import Effects
-from proxy.core.session.exchange import Exchange, InFlightRequest
-from proxy.core.session.request_time import MIN_MS, RequestTime
+from proxy.core.session.exchange import MIN_MS, Exchange, InFlightRequest, RequestTime
 from proxy.core.session.sizes import SizeLimits
 from proxy.core.session.states import Answering
 from proxy.core.session.throttle import Throttle

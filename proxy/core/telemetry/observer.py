@@ -8,38 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from proxy.core.session.exchange import Histogram
 from proxy.core.telemetry.libraries import Libraries
 from proxy.core.telemetry.long_turns import LongTurns
 from quota.accounts import RequestCounts
-
-LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-# Compared for each response: C numbers in compiled code (see the .pxd).
-_BUCKETS = len(LATENCY_BUCKETS_S)
-_BOUNDS = LATENCY_BUCKETS_S
-
-
-class Histogram:
-    """Counts per bucket (upper bounds in seconds, Prometheus' `le`), not cumulated, the last one being +Inf."""
-
-    __slots__ = ("_counts", "sum_s")
-
-    def __init__(self) -> None:
-        self._counts = [0] * 16  # a C array needs the number itself: one more than there are bounds
-        self.sum_s = 0.0
-
-    @property
-    def counts(self) -> list[int]:
-        """Observations per bucket."""
-        return [self._counts[place] for place in range(_BUCKETS + 1)]
-
-    def add(self, seconds: float) -> None:
-        """Count one observation of `seconds`."""
-        place = 0
-        while place < _BUCKETS and seconds > _BOUNDS[place]:  # nearly always one of the first
-            place += 1
-        self._counts[place] += 1
-        self.sum_s += seconds
 
 
 class Counters:

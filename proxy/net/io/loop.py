@@ -150,7 +150,7 @@ class EventLoop:
 
         If the loop had to wait, it has just arrived; otherwise it may have arrived at any time since the previous poll.
         A response that is read late because of other connections must not count as the broker's time
-        (`proxy.core.session.request_time`).
+        (`proxy.core.session.exchange`).
         """
         self.woken_s = 0.0
         """When the latest wait ended."""
