@@ -48,7 +48,7 @@ class ListenTls(Section):
         if self.client_auth != "none" and self.client_ca_file is None:
             raise wrong(f"client_ca_file too, because ssl.client.auth is {self.client_auth}")
         if self.client_auth == "none" and self.client_ca_file is not None:
-            raise wrong("ssl.client.auth: requested or required with client_ca_file")
+            raise wrong("ssl.client.auth to be requested or required, because client_ca_file is set")
         return self
 
 

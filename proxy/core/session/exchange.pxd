@@ -44,8 +44,8 @@ cdef class Exchange:
 
     @cython.locals(pending=InFlightRequest)
     cpdef InFlightRequest plain(self, long long correlation_id, int api_key, int api_version, AccountType account, double sent_ms)
-    cpdef object reuse(self, InFlightRequest pending)
-    cpdef object append(self, InFlightRequest pending)
+    cpdef int reuse(self, InFlightRequest pending) except -1
+    cpdef int append(self, InFlightRequest pending) except -1
     @cython.locals(pending=InFlightRequest)
     cpdef InFlightRequest popleft(self)
     @cython.locals(oldest=InFlightRequest)
@@ -84,4 +84,4 @@ cdef class Histogram:
     cdef public double sum_s
 
     @cython.locals(place=cython.Py_ssize_t)
-    cpdef object add(self, double seconds)
+    cpdef int add(self, double seconds) except -1

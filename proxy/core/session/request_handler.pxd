@@ -55,10 +55,10 @@ cdef class RequestHandler:
     @cython.locals(throttle=ThrottleType, api_key=cython.int, joins=cython.bint, compact=cython.bint)
     cdef VerdictType _member(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total,
                              RequestHeader header, double now_ms)
-    cdef object _begin_produce(self, InFlightRequestType pending, long long size_bytes, int acks)
+    cdef int _begin_produce(self, InFlightRequestType pending, long long size_bytes, int acks) except -1
     @cython.locals(state=SessionStateType, key=cython.int)
-    cdef object _count(self, AccountType account, int api_key)
-    cpdef object _begin(self, InFlightRequestType pending, bint unanswered)
+    cdef int _count(self, AccountType account, int api_key) except -1
+    cpdef int _begin(self, InFlightRequestType pending, bint unanswered) except -1
     @cython.locals(state=SessionStateType, version=cython.int, wanted=cython.Py_ssize_t, asked=cython.longlong,
                    fields=FetchFields, grant=FetchGrantType, upstream_version=cython.int)
     cpdef VerdictType _fetch(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,

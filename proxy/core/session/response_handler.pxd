@@ -31,7 +31,7 @@ cdef class ResponseHandler:
     cpdef object begin(self, double now_ms, double arrived_ms)
     cpdef object ended(self)
     @cython.locals(state=SessionStateType, arrived_ms=cython.double, mute_ms=cython.double)
-    cdef object _free(self)
+    cdef int _free(self) except -1
     @cython.locals(pending=InFlightRequestType, exchange=ExchangeType)
     cpdef object send_answers(self)
     @cython.locals(state=SessionStateType, here=cython.Py_ssize_t, pending=InFlightRequestType, api_key=cython.int,
@@ -49,7 +49,7 @@ cdef class ResponseHandler:
     @cython.locals(pending=InFlightRequestType)
     cdef InFlightRequestType _oldest(self, long long correlation_id)
     @cython.locals(state=SessionStateType)
-    cdef object _note(self, InFlightRequestType pending, long long broker_throttle_ms)
+    cdef int _note(self, InFlightRequestType pending, long long broker_throttle_ms) except -1
     cdef double _latency_ms(self, InFlightRequestType pending) except? -1.0
     @cython.locals(state=SessionStateType, now_ms=cython.double, busy_ms=cython.double, delay_ms=cython.longlong)
     cdef object _charge_time(self, InFlightRequestType pending)
