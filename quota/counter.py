@@ -187,8 +187,8 @@ class QuotaCounter:
         return False
 
     def refuse(self, connection: object, amount: float, now: int) -> int | None:
-        """Throw away a held request of `amount`, keep the connection's place: how long until its turn. None: it goes on
-        waiting, as the group is not in debt or too much was thrown away."""
+        """Throw away a queued request of `amount`, keep the connection's place: how long until its turn. None: it
+        waits on, as the group is not in debt or too much was thrown away."""
         return None
 
     def leave_queue(self, connection: object) -> None:

@@ -418,8 +418,8 @@ class Gate:
         turn.before = turn.after = None
 
     def refuse(self, connection: object, cost_ms: float, paid_at: float, backlog_ms: float, now: int) -> int | None:
-        """A held request of this cost is to be thrown away: how long until the connection's turn, which stays; None: so
-        many were that this one has to wait. Debts are those of :meth:`ask`."""
+        """A queued request of this cost is to be thrown away: how long until the connection's turn, which stays; None:
+        so many were that this one has to wait. Debts are those of :meth:`ask`."""
         refused_until = max(self._refused_until, now) + cost_ms / MAX_REFUSED
         if refused_until > now + MAX_REFUSED_MS:
             return None

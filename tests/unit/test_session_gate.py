@@ -46,7 +46,7 @@ def test_new_connection_of_group_in_debt_waits(cut: tools.Cut) -> None:
     amount = meter.amount
     assert from_client(new, produce(1, 500), 1000.0, cut) == b""
     assert new.state.throttle.place is not None
-    assert new.describe(1000.0) == "held"
+    assert new.describe(1000.0) == "queued"
     assert not new.exchange
     assert meter.amount == amount
     at_ms, out = wait(new, 1000.0)

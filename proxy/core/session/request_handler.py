@@ -72,7 +72,7 @@ forwarded and throttled by their response, so that no partial request is larger.
 FETCH_HEAD_BYTES: Final = 512
 """Read of Fetch requests that are not inspected whole: everything before the topics (header tags aside)."""
 MIN_TIMEOUT_MS: Final = 1000
-"""A Produce request is held so long at least, whatever its `timeout_ms`."""
+"""A Produce request is queued so long at least, whatever its `timeout_ms`."""
 MAX_CLIENT_IDS: Final = 8
 """Client-ids whose accounts count a connection as theirs."""
 BODY_SHIFT: Final = 8
@@ -277,7 +277,7 @@ class RequestHandler:
                     return verdict
             muted = throttle.until_ms > now_ms and not throttle.lets_end(api_key, now_ms)
             if muted or not gate.lets_through(state, account, header, buf, end, total - (end - start), now_ms):
-                return self._held(buf, end, header, account, now_ms)
+                return self._wait(buf, end, header, account, now_ms)
         pending = exchange.new_in_flight(header.correlation_id, api_key, version, account, now_ms)
         if api_key == _PRODUCE:
             verdict = self._produce(buf, start, end, total, header, pending)
@@ -298,7 +298,7 @@ class RequestHandler:
         """How many bytes of the client were received before what is kept: before the request that is decided on."""
         return self._state.throttle.client_bytes - self.reader.kept_bytes()
 
-    def _held(self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float) -> Verdict:
+    def _wait(self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float) -> Verdict:
         """The client is muted or queued. Shortly before a Produce request has waited for its own `timeout_ms` it is
         refused: its client would give it up, and send it again on another connection."""
         throttle, verdict = self._state.throttle, None

@@ -491,7 +491,7 @@ class Session:
         """What the client waits for at `now_ms`, or that it is open, in one word: the first that applies."""
         throttle, exchange = self.throttle, self.exchange
         if throttle.until_ms > now_ms:
-            return "muted" if throttle.place is None else "held"
+            return "muted" if throttle.place is None else "queued"
         if self.auth.blocks:
             return "login"
         if exchange.state is not _FLOWING:

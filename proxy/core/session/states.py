@@ -50,7 +50,7 @@ class Throttled(enum.IntEnum):
     QUEUED = 2
     """Before a request whose group is in debt for earlier ones (ADR 0026)."""
     REFUSING = 3
-    """In a request that is thrown away and answered here, as it has been held for nearly its `timeout_ms`."""
+    """In a request that is thrown away and answered here, as it has been queued for nearly its `timeout_ms`."""
 
 
 class Answering(enum.IntEnum):

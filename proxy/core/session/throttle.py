@@ -292,7 +292,7 @@ class Throttle:
         self._announce_again_ms = -math.inf
         """Short throttles are not announced before this time."""
         self.due_ms = 0.0
-        """The held request is refused at this time; infinite: never; 0: not decided yet; negative: more of it must
+        """The queued request is refused at this time; infinite: never; 0: not decided yet; negative: more of it must
         arrive first."""
         self.refuse_to = 0
         """Produce requests that begin before so many `client_bytes` are refused together with one before them,"""
@@ -450,7 +450,7 @@ class Throttle:
         """Whether a client that should wait may pass so that its login can be read (KIP-368)."""
         return self.grace.may_renew(now_ms, self.client_bytes)
 
-    # ---- a held request that is refused -----------------------------------------------------------------------------
+    # ---- a queued request that is refused ---------------------------------------------------------------------------
 
     def arrived(self, unread_bytes: int, now_ms: float) -> None:
         """So many bytes have come that were not received, and the client is not read."""
@@ -465,7 +465,7 @@ class Throttle:
         return False
 
     def refuse(self, account: Account, size_bytes: int, now_ms: float) -> None:
-        """The held request is thrown away. Its place in the queue stays."""
+        """The queued request is thrown away. Its place in the queue stays."""
         place = self.place
         self._resume_ms = self.until_ms
         if place is not None:

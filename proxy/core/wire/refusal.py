@@ -120,4 +120,4 @@ class ProduceRefusal(TopicWalk):
     def _count(self, elements: int = 1) -> None:
         self._left -= elements
         if self._left < 0:
-            raise WireError(TOO_LARGE, f"a held Produce request has more than {MAX_ELEMENTS} topics and partitions")
+            raise WireError(TOO_LARGE, f"a queued Produce request has more than {MAX_ELEMENTS} topics and partitions")
