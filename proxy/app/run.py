@@ -226,7 +226,7 @@ class Sidecar:
             if self.member is not None:
                 await self.member.finish()
             nursery.cancel_scope.cancel()
-        if count := self.proxy.counters.connections_closed[CloseReason.DRAIN_TIMEOUT]:
+        if count := self.proxy.counters.connections.closed[CloseReason.DRAIN_TIMEOUT]:
             log.warning("connections closed with requests in flight", count=count)
         log.info("stopped")
         scope.cancel()

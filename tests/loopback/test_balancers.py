@@ -75,9 +75,9 @@ async def test_refuses_a_balancer_without_header(case: str, capsys: pytest.Captu
         await client.send_all(REFUSED[case])
         if case == "cut":
             await client.send_eof()
-        await until(lambda: proxy.counters.connections_closed["proxy_header"] == 1)
+        await until(lambda: proxy.counters.connections.closed["proxy_header"] == 1)
         assert proxy.counters.proxy_headers == {"refused": 1}
-        assert proxy.counters.connections_opened == 1
+        assert proxy.counters.connections.opened == 1
         with suppress(trio.BrokenResourceError):
             assert await client.receive_some() == b""
     assert "PROXY header" in capsys.readouterr().out
@@ -89,7 +89,7 @@ async def test_header_from_elsewhere_is_refused(capsys: pytest.CaptureFixture[st
             async with behind(networks) as proxy:
                 client = await connect(proxy)
                 await client.send_all(header + produce(1, 100))
-                await until(lambda: proxy.counters.connections_closed["client_malformed"] == 1)
+                await until(lambda: proxy.counters.connections.closed["client_malformed"] == 1)
                 assert proxy.counters.parse_errors == {"proxy_protocol_on_kafka_port": 1}
                 other = await connect(proxy)
                 assert await exchange(other, produce(1, 100)) == produce_response(1)
@@ -108,8 +108,8 @@ async def test_health_checks_are_no_clients(sent: bytes, way: str, capsys: pytes
             if way == "reset":
                 check.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await until(lambda: proxy.counters.proxy_headers["health_check"] == 1)
-        assert proxy.counters.connections_opened == 0
-        assert not proxy.counters.connections_closed
+        assert proxy.counters.connections.opened == 0
+        assert not proxy.counters.connections.closed
     assert "connection" not in capsys.readouterr().out.replace("connections=0", "")
 
 
@@ -119,7 +119,7 @@ async def test_silent_balancers_take_room_for_a_time() -> None:
         silent = [await connect(proxy), await connect(proxy)]
         await silent[1].send_all(LOCAL)
         more = await connect(proxy)
-        await until(lambda: proxy.counters.connections_closed["max_connections"] == 1)
+        await until(lambda: proxy.counters.connections.closed["max_connections"] == 1)
         await until(lambda: proxy.counters.proxy_headers == {"refused": 1, "health_check": 1})
         assert await more.receive_some() == b""
         again = await connect(proxy)

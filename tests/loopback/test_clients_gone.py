@@ -182,9 +182,9 @@ async def test_acks_0_and_close_leaves_room_for_others(debt_s: int) -> None:
                 assert max(kept) == 0
                 assert broker.accepted == 1 + served, "no broker is dialled for those that wait"
                 everyone = 1 + served + 600
-                await until(lambda: proxy.counters.connections_opened == everyone and look() == (1, 0))
+                await until(lambda: proxy.counters.connections.opened == everyone and look() == (1, 0))
                 ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000 * RATE)]))
             await until(lambda: frames(broker, "attacker"))
             assert frames(broker, "attacker")[0] == 1000
             await until(lambda: not ledger.kept.requests)
-        assert proxy.counters.connections_closed["max_connections"] == 0
+        assert proxy.counters.connections.closed["max_connections"] == 0

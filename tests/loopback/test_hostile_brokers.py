@@ -105,7 +105,7 @@ async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
             await stream.send_all(produce(1, 100))
             assert await stream.receive_some() == b"", "the end of the stream, not a reset"
         await closed_reason(proxy, "upstream_unreachable")
-        assert not proxy.counters.connections_closed["internal_error"]
+        assert not proxy.counters.connections.closed["internal_error"]
 
 
 @pytest.mark.parametrize("throttle_ms", [-1, 2**31 - 1])
@@ -117,7 +117,7 @@ async def test_throttle_times_that_make_no_sense_mute_no_client(throttle_ms: int
         client = await connect(proxy)
         for number in range(3):
             assert await exchange(client, produce(number, 100)) == produce_response(number, throttle_ms)
-        assert proxy.counters.connections_muted == 0
+        assert proxy.counters.connections.muted == 0
 
 
 @pytest.mark.parametrize(

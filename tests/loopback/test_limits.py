@@ -120,7 +120,7 @@ async def test_turns_clients_away_without_descriptors(capsys: pytest.CaptureFixt
         with no_descriptors_left():
             for each in refused:
                 assert each.connect_ex(("127.0.0.1", proxy.port)) in (0, 115)  # EINPROGRESS
-            await until(lambda: proxy.counters.connections_closed["no_descriptors"] == 5)
+            await until(lambda: proxy.counters.connections.closed["no_descriptors"] == 5)
             assert await exchange(served, produce(2, 100_000)) == produce_response(2)
             for each in refused:
                 await trio.lowlevel.wait_readable(each)
@@ -140,9 +140,9 @@ async def test_a_mute_without_a_descriptor_to_watch_the_client_with() -> None:
         assert await read_frame(client) == produce_response(1)
         with no_descriptors_left():
             assert await exchange(client, produce(2, 13_000)) is not None
-            await until(lambda: proxy.counters.connections_muted)
+            await until(lambda: proxy.counters.connections.muted)
         assert await exchange(client, produce(3, 100)) is not None
-        assert not proxy.counters.connections_closed["internal_error"]
+        assert not proxy.counters.connections.closed["internal_error"]
 
 
 async def test_requests_beyond_the_in_flight_limit_wait() -> None:
@@ -182,7 +182,7 @@ async def test_idle_connections_end_by_their_age() -> None:
         for client in clients:
             assert await client.receive_some() == b""
             assert trio.current_time() - began_s >= 0.8 * AGE_S
-        await until(lambda: proxy.counters.connections_closed == {"max_age": 20})
+        await until(lambda: proxy.counters.connections.closed == {"max_age": 20})
 
 
 async def test_requests_in_flight_do_not_keep_a_connection() -> None:

@@ -117,7 +117,7 @@ async def test_no_flood_of_connections_floods_the_log(
             monkeypatch.setattr(connection, "endpoint_of", broken)
         for number in range(CONNECTIONS):
             nursery.start_soon(one_client, proxy.port, flood.send(number))
-        await until(lambda: proxy.counters.connections_closed[flood.reason] == CONNECTIONS)
+        await until(lambda: proxy.counters.connections.closed[flood.reason] == CONNECTIONS)
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
     result = [line for line in lines if line["level"] in ("warning", "error")]
     assert result, "the first ones have to be logged"

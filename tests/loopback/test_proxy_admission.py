@@ -59,15 +59,15 @@ async def are_open(*clients: trio.SocketStream) -> bool:
 
 
 async def settled(proxy: Proxy, accepted: int) -> None:
-    await really(lambda: proxy.counters.connections_opened == accepted)
+    await really(lambda: proxy.counters.connections.opened == accepted)
 
 
 async def test_mutes_connection_over_the_rate_then_closes(mock_clock: MockClock) -> None:
     async with sidecar(mock_clock, ConnectionEntry(IP, HERE, 5)) as (proxy, _):
         clients = [await connect(proxy) for _ in range(8)]
         await settled(proxy, 8)
-        assert proxy.counters.connections_held == 3
-        assert proxy.counters.connections_open == 5
+        assert proxy.counters.connections.held == 3
+        assert proxy.counters.connections.open == 5
         assert await served(*clients[:5])
         await clients[5].send_all(produce(1, 100))
         # (6 - 5) / 5 * 1000 ms = 200 ms, for each of the three, for the refused leave no trace
@@ -75,8 +75,8 @@ async def test_mutes_connection_over_the_rate_then_closes(mock_clock: MockClock)
         assert await are_open(*clients[5:])
         mock_clock.jump(0.002)
         assert await ended(*clients[5:])
-        assert proxy.counters.connections_closed == {"ip_connection_rate": 3}
-        assert proxy.counters.connections_held == 0
+        assert proxy.counters.connections.closed == {"ip_connection_rate": 3}
+        assert proxy.counters.connections.held == 0
         assert await served(*clients[:5])
         mock_clock.jump(2)
         assert await served(await connect(proxy))
@@ -86,15 +86,15 @@ async def test_closes_connections_beyond_the_most_muted(mock_clock: MockClock) -
     async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1), max_held_connections=2) as (proxy, _):
         clients = [await connect(proxy) for _ in range(6)]
         await settled(proxy, 6)
-        assert proxy.counters.connections_held == 2
-        assert proxy.counters.connections_not_held == 3
+        assert proxy.counters.connections.held == 2
+        assert proxy.counters.connections.not_held == 3
         assert await ended(*clients[3:])
         assert await are_open(*clients[1:3])
         mock_clock.jump(1.001)  # the delay is at most one sample
         assert await ended(*clients[1:3])
         mock_clock.jump(2)
         late = [await connect(proxy) for _ in range(2)]
-        await really(lambda: proxy.counters.connections_held == 1)
+        await really(lambda: proxy.counters.connections.held == 1)
         proxy.drain()
         assert await ended(late[1]), "a drain does not wait for muted connections"
 
@@ -109,7 +109,7 @@ async def test_a_reload_changes_limits_and_closes_no_connection(mock_clock: Mock
         assert await served(*clients)
         ledger.swap(limited(ConnectionEntry(USER, DEFAULT, None, 2), ConnectionEntry(USER, "ANONYMOUS", None, 4)))
         assert await served(await connect(proxy))
-        assert proxy.counters.connections_closed == {"user_max_connections": 1}
+        assert proxy.counters.connections.closed == {"user_max_connections": 1}
 
 
 async def test_a_storm_of_connections_leaves_others_their_turn() -> None:
@@ -118,7 +118,7 @@ async def test_a_storm_of_connections_leaves_others_their_turn() -> None:
         assert await served(established)
         clients = [socket.create_connection((HERE, proxy.port), timeout=5) for _ in range(200)]  # by the kernel alone
         assert await served(established)
-        assert proxy.counters.connections_opened < 100
+        assert proxy.counters.connections.opened < 100
         await settled(proxy, 201)
         for client in clients:
             client.close()
@@ -132,7 +132,7 @@ async def test_refused_connections_leave_no_descriptor_behind(mock_clock: MockCl
             await (await connect(proxy)).aclose()
             await settled(proxy, turn + 1)
         mock_clock.jump(1.001)
-        await really(lambda: sum(proxy.counters.connections_closed.values()) == 100)
+        await really(lambda: sum(proxy.counters.connections.closed.values()) == 100)
         await really(lambda: not ledger.connections.open(IP) and len(os.listdir("/proc/self/fd")) <= before)
 
 
@@ -148,7 +148,7 @@ async def test_muted_connections_give_descriptors(mock_clock: MockClock, monkeyp
     async with sidecar(mock_clock, ConnectionEntry(IP, DEFAULT, 1)) as (proxy, _):
         clients = [await connect(proxy) for _ in range(3)]
         await settled(proxy, 3)
-        assert proxy.counters.connections_held == 2
+        assert proxy.counters.connections.held == 2
         monkeypatch.setattr("proxy.net.listen.acceptor.socket.socket.accept", accept)
         full.append(True)
         await connect(proxy)

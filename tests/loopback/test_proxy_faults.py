@@ -40,7 +40,7 @@ async def test_client_leaving_silent_broker_leaves_nothing_behind(handler: Any) 
         client = await connect(proxy, produce(1, 100))
         await until(lambda: broker.received or broker.streams)
         await trio.sleep(1.0)
-        assert not proxy.counters.connections_closed, "as long as the client waits, so do we"
+        assert not proxy.counters.connections.closed, "as long as the client waits, so do we"
         await client.aclose()
         await closed_reason(proxy, "broker_silent")
         assert not list(proxy.each_connection())
@@ -160,7 +160,7 @@ async def test_connections_that_end_during_a_sweep_harm_no_others(monkeypatch: p
             patch.setattr(sweeper, "give_way", others)
             await proxy._sweeper._sweep(trio.current_time(), 0.1)
         assert given_way >= 1  # more often on a busy machine: the sweeper's own turn comes meanwhile
-        assert proxy.counters.connections_closed == {"idle": len(clients)}
+        assert proxy.counters.connections.closed == {"idle": len(clients)}
         async with await connect(proxy) as client:
             await client.send_all(produce(2, 100))
             assert await read_frame(client) == produce_response(2)
@@ -199,8 +199,8 @@ async def test_refuses_its_own_connections() -> None:
             await nursery.start(proxy.serve)
             assert await ask(port) is None
             await until(lambda: proxy.cluster.last_error)
-            assert proxy.counters.connections_closed["upstream_unreachable"] >= 2
-            assert proxy.counters.connections_opened < 10
+            assert proxy.counters.connections.closed["upstream_unreachable"] >= 2
+            assert proxy.counters.connections.opened < 10
             assert any(f"127.0.0.1:{port} leads to this sidecar" in str(line.get("error")) for line in lines)
 
 
@@ -242,4 +242,4 @@ async def test_refuses_what_comes_back_through_a_balancer() -> None:
             assert [await ask(targets["broker"]), await ask(targets["broker"])] == [None, None]
             text = f"cannot connect to broker broker 2: 127.0.0.1:{ports['broker']} leads to this sidecar"
             assert any(text in str(line.get("error")) for line in lines)
-            assert proxy.counters.connections_opened < 20
+            assert proxy.counters.connections.opened < 20

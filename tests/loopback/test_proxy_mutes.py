@@ -32,12 +32,12 @@ async def test_four_connections_come_back_each_at_its_own_deadline(mock_clock: M
             first = await read_frame(client)
             assert first == produce_response(1, throttle_ms=delay_ms)  # answered at once, with its own delay
         counters = proxy.counters
-        await really(lambda: counters.connections_muted == 4)
+        await really(lambda: counters.connections.muted == 4)
         passed = [client_id(frame) for frame in broker.received]
         assert passed == ["a", "b", "c", "d"]  # the second requests wait unread
 
         def settled(muted: int, requests: int) -> bool:
-            return counters.connections_muted <= muted and len(broker.received) >= requests
+            return counters.connections.muted <= muted and len(broker.received) >= requests
 
         steps: list[tuple[float, int, set[str]]] = [(9.5, 4, set()), (1, 3, {"a"}), (10, 2, {"d"}), (10, 0, {"b", "c"})]
         for step_ms, still_muted, released in steps:
@@ -45,7 +45,7 @@ async def test_four_connections_come_back_each_at_its_own_deadline(mock_clock: M
             mock_clock.jump(step_ms / 1000)
             await really(partial(settled, still_muted, before + len(released)))
             assert {client_id(frame) for frame in broker.received[before:]} == released
-        assert counters.connections_muted == 0
+        assert counters.connections.muted == 0
         mock_clock.rate = 1.0
 
 

@@ -187,7 +187,7 @@ async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) 
         proxy._identification.login_expected = True
         client = await connect(proxy, produce(1, 100))
         assert await read_frame(client) == produce_response(1)
-        assert not proxy.counters.connections_closed["login_missing"]
+        assert not proxy.counters.connections.closed["login_missing"]
 
 
 async def test_request_in_pieces_reaches_the_broker_at_once() -> None:

@@ -160,7 +160,7 @@ async def test_refusal_is_told_to_both_ends_and_harms_no_other(
             counted["client", reason] += 1
         await until(lambda: proxy.counters.tls_handshake_failures == counted)
         assert await silent.receive_some() == b""
-        await until(lambda: proxy.counters.connections_closed["tls_handshake"] == 8)
+        await until(lambda: proxy.counters.connections.closed["tls_handshake"] == 8)
         assert await exchange(good, produce(5, 100)) == produce_response(5)
         assert [one.user for one in proxy.each_connection()] == ["alice"]
     said = capsys.readouterr().out
@@ -213,7 +213,7 @@ async def test_silent_handshakes_take_room_and_a_drain_ends_all(issuer: Authorit
     async with through(slow, listen_tls=tls, max_connections=3) as (proxy, broker, _):
         async with secured(proxy, client_context(issuer)) as client, secured(proxy, client_context(issuer)) as idle:
             silent = await trio.open_tcp_stream("127.0.0.1", proxy.port)
-            await until(lambda: proxy.counters.connections_opened == 3)
+            await until(lambda: proxy.counters.connections.opened == 3)
             refused = await trio.open_tcp_stream("127.0.0.1", proxy.port)
             assert await refused.receive_some(1) == b""
             await closed_reason(proxy, "max_connections")
@@ -228,7 +228,7 @@ async def test_silent_handshakes_take_room_and_a_drain_ends_all(issuer: Authorit
             assert await silent.receive_some() == b""
             await silent.aclose()
             await refused.aclose()
-        assert proxy.counters.connections_closed["drained"] == 2
+        assert proxy.counters.connections.closed["drained"] == 2
 
 
 async def test_a_muted_client_that_goes_is_noticed(issuer: Authority, tls: ServerTls) -> None:
@@ -236,11 +236,11 @@ async def test_a_muted_client_that_goes_is_noticed(issuer: Authority, tls: Serve
     async with through(never_answer, quota=50_000, listen_tls=tls) as (proxy, broker, _):
         async with secured(proxy, client_context(issuer)) as client:
             await client.send_all(produce(1, 580_000, acks=0))  # a little over what the window has
-            await until(lambda: proxy.counters.connections_muted == 1)
+            await until(lambda: proxy.counters.connections.muted == 1)
             await client.send_all(produce(2, 500, acks=0))
             with trio.move_on_after(0.1):
                 await client.unwrap()
-            assert proxy.counters.connections_muted == 1
+            assert proxy.counters.connections.muted == 1
         await until(lambda: len(broker.received) == 2)
         await closed_reason(proxy, "client_closed")
 

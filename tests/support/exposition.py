@@ -38,7 +38,7 @@ async def everything() -> bytes:
     ledger.note_broker_throttle(ledger.account("u", "c"), 5)
     ledger.note_throttle(ledger.account("u", "c"), Kind.PRODUCE, 5, queued=True)
     ledger.connections.admit("10.0.0.1", "u", 0)
-    counters.connections_closed["client_closed"] = 1
+    counters.connections.closed["client_closed"] = 1
     counters.parse_errors["tls_on_plain_port"] = 1
     counters.counted.add(0)
     counters.libraries.note("librdkafka/2.1", 500.0, ignored=True)

@@ -200,7 +200,7 @@ class Driven:
             "counters": (
                 counters.requests, counters.upstream_latency.counts, counters.upstream_latency.sum_s,
                 counters.fetches_answered, counters.fetches_shaped, counters.addresses_rewritten,
-                counters.connections_muted, counters.throttled_responses,
+                counters.connections.muted, counters.throttled_responses,
             ),
             "book": book_of(self.ledger, self.time() * 1000.0),
         }  # fmt: skip

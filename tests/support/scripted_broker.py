@@ -242,4 +242,4 @@ async def exchange(stream: trio.abc.Stream, request: bytes) -> bytes | None:
 
 async def closed_reason(proxy: Proxy, reason: str) -> None:
     """Wait until a connection has been counted as closed for this reason."""
-    await until(lambda: proxy.counters.connections_closed[reason])
+    await until(lambda: proxy.counters.connections.closed[reason])

@@ -113,8 +113,8 @@ async def test_a_connection_to_the_listener_itself_is_refused(machine: Namespace
         async with intercepting(machine, "::") as (proxy, broker):
             for host in ("127.0.0.1", "::1", HERE[0]):
                 assert await ask(host, LISTEN) is None
-            assert proxy.counters.connections_closed == {"not_redirected": 3}
-            assert proxy.counters.connections_opened == 3
+            assert proxy.counters.connections.closed == {"not_redirected": 3}
+            assert proxy.counters.connections.opened == 3
             assert not broker.received
             assert list(proxy.each_connection()) == []
             assert await ask(BROKERS[0]) == produce_response(7), "others are served on"
@@ -129,9 +129,9 @@ async def test_without_an_exemption_the_sidecar_meets_itself_and_stops(machine: 
     with capture_logs() as logs:
         async with intercepting(machine, mark=None) as (proxy, broker):
             assert await ask(broker_address) is None
-            await until(lambda: proxy.counters.connections_open == 0)
-            assert proxy.counters.connections_closed["loop"] == 1
-            assert proxy.counters.connections_opened == 2, "the client's, and the one that came back"
+            await until(lambda: proxy.counters.connections.open == 0)
+            assert proxy.counters.connections.closed["loop"] == 1
+            assert proxy.counters.connections.opened == 2, "the client's, and the one that came back"
             assert not broker.received
     (said,) = [line for line in logs if line["event"] == "redirected connection refused"]
     assert said["reason"] == "loop"
@@ -144,7 +144,7 @@ async def test_detects_own_listener_as_destination(machine: Namespace) -> None:
     machine.run("nft", "add rule inet kquota output", f"ip daddr {HERE[0]} tcp dport {LISTEN} redirect to :{LISTEN}")
     async with intercepting(machine) as (proxy, _):
         assert await ask(HERE[0], LISTEN) is None
-        assert proxy.counters.connections_closed == {"loop": 1}
+        assert proxy.counters.connections.closed == {"loop": 1}
 
 
 async def test_only_allowed_destinations_are_served(machine: Namespace) -> None:
@@ -156,7 +156,7 @@ async def test_only_allowed_destinations_are_served(machine: Namespace) -> None:
             assert await ask(BROKERS[0]) == produce_response(7)
             assert await ask(BROKERS[1]) is None, "fd77::11 is not in fd00::/64"
             assert await ask(BROKERS[0], KAFKA + 1) is None
-            assert proxy.counters.connections_closed["destination_refused"] == 2
+            assert proxy.counters.connections.closed["destination_refused"] == 2
             assert len(broker.received) == 1
     (said,) = [line for line in logs if line["event"] == "redirected connection refused"]
     assert "[fd77::11]:9092 is not among transparent.networks and transparent.ports" in said["error"]
@@ -175,7 +175,7 @@ async def test_missing_broker_ends_client_with_its_address(machine: Namespace) -
     with capture_logs() as logs:
         async with intercepting(machine) as (proxy, _):
             assert await ask(BROKERS[0], KAFKA + 1) is None
-            await until(lambda: proxy.counters.connections_closed["upstream_unreachable"] == 1)
+            await until(lambda: proxy.counters.connections.closed["upstream_unreachable"] == 1)
             assert proxy.counters.upstream_connect_failures == 1
     assert any("10.77.0.11:9093: [Errno 111] ECONNREFUSED" in str(line.get("error")) for line in logs)
 

@@ -20,7 +20,7 @@ def test_use_and_held_time_of_each_counter() -> None:
     list(history.look(0))
     etl = ledger.account("u", "etl")
     ledger.charge(etl, Kind.PRODUCE, 5000, STEP_MS - 1)  # 5 000 B in 10 s: half of 1 000 B/s
-    counters.connections_open, counters.connections_muted, counters.connections_waiting = 3, 1, 2
+    counters.connections.open, counters.connections.muted, counters.connections.waiting = 3, 1, 2
     list(history.look(STEP_MS))
     ledger.note_throttle(etl, Kind.PRODUCE, 2500)  # 2.5 s of delay in 5 s: 0.5
     ledger.charge(etl, Kind.PRODUCE, 0, 2 * STEP_MS)

@@ -90,8 +90,8 @@ async def test_exposition_matches_the_ledger() -> None:
 
 async def test_exports_data_path_counters() -> None:
     counters = Counters()
-    counters.connections_open, counters.connections_muted, counters.connections_waiting = 2, 1, 3
-    counters.connections_closed["client_closed"] = 3
+    counters.connections.open, counters.connections.muted, counters.connections.waiting = 2, 1, 3
+    counters.connections.closed["client_closed"] = 3
     counters.parse_errors["tls_on_plain_port"] = 4
     for api_key in (0, 0, 0, 0, 0, 0, 0, -1, -1):
         counters.counted.add(api_key)

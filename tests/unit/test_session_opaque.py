@@ -33,7 +33,7 @@ def test_forwards_both_ways_and_counts_by_direction() -> None:
     assert [bytes(part) for part in effects.to_client.parts()] == [b"x" * 20]
     assert (effects.read_client, effects.read_broker, effects.wake_at_ms) == (True, True, inf)
     counters = session.state.counters
-    assert counters.passthrough_bytes == {"produce": HANDSHAKE_BYTES + 10, "fetch": HANDSHAKE_BYTES + 20}
+    assert counters.passthrough.bytes == {"produce": HANDSHAKE_BYTES + 10, "fetch": HANDSHAKE_BYTES + 20}
     assert (session.client_ids, session.exchange.count, session.under_way) == ([""], 0, True)
     assert session.quiet
     assert not session.may_end(1e9), "what is in flight cannot be seen"
@@ -50,14 +50,14 @@ def test_only_the_direction_over_its_limit_waits(limit: str, up: bool) -> None:
         moved += len(BULK)
         while effects.wake_at_ms < inf:
             assert (effects.read_client, effects.read_broker) == (not up, up)
-            assert (session.state.counters.connections_muted, session.describe(now_ms)) == (1, "muted")
+            assert (session.state.counters.connections.muted, session.describe(now_ms)) == (1, "muted")
             now_ms = effects.wake_at_ms
             effects = session.on_deadline(now_ms)
-        assert session.state.counters.connections_muted == 0
+        assert session.state.counters.connections.muted == 0
         now_ms += 1.0
     assert moved / 20.0 == pytest.approx(LIMIT, rel=0.1)
     session.close(now_ms)
-    assert session.state.counters.passthrough_open == 0
+    assert session.state.counters.passthrough.open == 0
 
 
 @pytest.mark.parametrize("reason", [CloseReason.DRAINED, CloseReason.CLIENT_CLOSED])

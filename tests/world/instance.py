@@ -244,7 +244,7 @@ class Instance:
         if isinstance(reason, BaseException) and not isinstance(reason, SessionError):
             self.faults.append(reason)
         name = reason.reason if isinstance(reason, SessionError) else reason
-        self.counters.connections_closed[str(name)] += 1
+        self.counters.connections.closed[str(name)] += 1
 
     def _heard(self, fd: int, flags: int) -> None:
         self.poller.note(fd, flags)

@@ -93,7 +93,7 @@ class History:
         looks = len(self._at_ms)
         self._at_ms.append(now_ms)
         for name, counts in self._connections.items():
-            counts.append(getattr(self._counters, f"connections_{name}"))
+            counts.append(getattr(self._counters.connections, name))
         for use, group in reversed(list(largest.items())):
             place = (group.kind, group.key)
             if place not in self._series and (len(self._series) < MAX_COUNTERS or self._forget_one(use)):

@@ -171,12 +171,12 @@ def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: 
 
 
 _PLAIN: Final = {
-    "connections_open": (gauge, "Open client connections."),
-    "connections_muted": (gauge, "Muted client connections."),
-    "connections_waiting": (gauge, "Client connections whose next request waits because their quota is overdrawn."),
-    "connections_held": (gauge, "Refused connections that stay open for their delay."),
-    "connections_not_held": (counter, "Refused connections closed at once, over limits.max_held_connections."),
-    "connections_opened": (counter, "All client connections so far, refused ones included."),
+    "connections.open": (gauge, "Open client connections."),
+    "connections.muted": (gauge, "Muted client connections."),
+    "connections.waiting": (gauge, "Client connections whose next request waits because their quota is overdrawn."),
+    "connections.held": (gauge, "Refused connections that stay open for their delay."),
+    "connections.not_held": (counter, "Refused connections closed at once, over limits.max_held_connections."),
+    "connections.opened": (counter, "All client connections so far, refused ones included."),
     "accept_failures": (counter, "Connections the system could not accept."),
     "upstream_connects": (counter, "Connections to brokers."),
     "upstream_connect_failures": (counter, "Failed connections to brokers."),
@@ -191,9 +191,9 @@ _PLAIN: Final = {
 def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Iterator[Metric]:
     """The whole traffic; at most `most` users and addresses with open connections get a series."""
     for name, (metric, text) in _PLAIN.items():
-        yield metric(name, text, getattr(counters, name))
+        yield metric(name.replace(".", "_"), text, attrgetter(name)(counters))
     yield from _connection_limits(gate, most)
-    yield by("connections_closed", "Client connections closed.", "reason", counters.connections_closed)
+    yield by("connections_closed", "Client connections closed.", "reason", counters.connections.closed)
     yield by("parse_errors", "Connections closed for malformed input.", "kind", counters.parse_errors)
     headers = {outcome: counters.proxy_headers[outcome] for outcome in OUTCOMES}
     yield by("proxy_headers", "Connections from balancers (PROXY protocol).", "outcome", headers)
@@ -213,10 +213,10 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     histogram.add_metric([], list(zip(bounds, sums, strict=True)), latency.sum_s)
     yield histogram
     text = "Open connections with TLS passed through."
-    yield gauge("passthrough_connections", text, counters.passthrough_open)
+    yield gauge("passthrough_connections", text, counters.passthrough.open)
     text = "Connections with TLS passed through."
-    yield counter("passthrough_connections_opened", text, counters.passthrough_opened)
-    passed = {kind: counters.passthrough_bytes[kind] for kind in ("produce", "fetch")}
+    yield counter("passthrough_connections_opened", text, counters.passthrough.opened)
+    passed = {kind: counters.passthrough.bytes[kind] for kind in ("produce", "fetch")}
     yield by("passthrough_bytes", "Bytes of TLS passed through.", "kind", passed)
     turns = counters.long_turns
     yield by("long_turns", "Event loop iterations above 5 ms of CPU.", "what", turns.counts)

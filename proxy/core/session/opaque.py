@@ -64,8 +64,8 @@ class OpaqueSession(Session):
         self._account = ledger.account(user, "")
         self._account.join()
         ledger.wake(self._account)
-        counters.passthrough_opened += 1
-        counters.passthrough_open += 1
+        counters.passthrough.opened += 1
+        counters.passthrough.open += 1
 
     # ---- doors ------------------------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class OpaqueSession(Session):
             flow.muted = False
             ledger.leave_queue(self._account, flow.kind, flow)
         self._count_muted()
-        counters.passthrough_open -= 1
+        counters.passthrough.open -= 1
         self._account.leave()
         ledger.wake(self._account)
 
@@ -147,7 +147,7 @@ class OpaqueSession(Session):
         self._active_ms = now_ms
         flow.moved_bytes += count
         state, account = self.state, self._account
-        state.counters.passthrough_bytes[flow.kind.value] += count
+        state.counters.passthrough.bytes[flow.kind.value] += count
         state.ledger.wake(account)
         delay_ms = state.ledger.charge(account, flow.kind, count, now_ms)
         if delay_ms:
@@ -180,7 +180,7 @@ class OpaqueSession(Session):
 
     def _count_muted(self) -> None:
         muted = self._up.muted or self._down.muted
-        self.state.counters.connections_muted += muted - self._muted
+        self.state.counters.connections.muted += muted - self._muted
         self._muted = muted
 
     # ---- what the shell looks at ------------------------------------------------------------------------------------

@@ -383,7 +383,7 @@ class Session:
         if responses.left:
             effects.splice_down = responses.movable()
         effects.more = responses.keeps() or goes_on or (exchange.outcome is not None and not waits)
-        effects.yields = requests.frames_left < _END_OF_LITTLE or responses.frames_left < _END_OF_LITTLE
+        effects.yields = min(requests.frames_left, responses.frames_left) < _END_OF_LITTLE
         if self.broker is not _UP:
             self._settle_broker()
         if self.client is not _OPEN:

@@ -553,6 +553,6 @@ class Throttle:
         counters = self._counters
         if self.state is Throttled.FREE:
             self.due_ms = 0.0
-        counters.connections_muted += (state is _MUTED) - (self.state is _MUTED)
-        counters.connections_waiting += (state is _QUEUED) - (self.state is _QUEUED)
+        counters.connections.muted += (state is _MUTED) - (self.state is _MUTED)
+        counters.connections.waiting += (state is _QUEUED) - (self.state is _QUEUED)
         self.state = state

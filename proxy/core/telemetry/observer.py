@@ -14,23 +14,42 @@ from proxy.core.telemetry.long_turns import LongTurns
 from quota.accounts import RequestCounts
 
 
+class ConnectionCounters:
+    """Of client connections."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.closed: Counter[str] = Counter()
+        """By CloseReason."""
+        self.open = 0
+        """Gauge: open."""
+        self.muted = 0
+        """Gauge: client sockets not being read because of a throttle."""
+        self.waiting = 0
+        """Gauge: client sockets not being read because the next request is queued for its group's debt (ADR 0026)."""
+        self.held = 0
+        """Gauge: refused connections left open, unserved, until their delay is over."""
+        self.not_held = 0
+        """Refused connections closed at once because too many were muted already."""
+
+
+class PassthroughCounters:
+    """Of redirected connections with TLS that we have no key for."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        """Gauge: open."""
+        self.opened = 0
+        self.bytes: Counter[str] = Counter()
+        """Bytes moved, by the kind of quota charged: produce (to the broker), fetch."""
+
+
 class Counters:
     """Process-wide totals. Increment only; gauges say so."""
 
     def __init__(self) -> None:
-        self.connections_opened = 0
-        self.connections_closed: Counter[str] = Counter()
-        """By CloseReason."""
-        self.connections_open = 0
-        """Gauge: connections open."""
-        self.connections_muted = 0
-        """Gauge: client sockets not being read because of a throttle."""
-        self.connections_waiting = 0
-        """Gauge: client sockets not being read because the next request is queued for its group's debt (ADR 0026)."""
-        self.connections_held = 0
-        """Gauge: refused connections left open, unserved, until their delay is over."""
-        self.connections_not_held = 0
-        """Refused connections closed at once because too many were muted already."""
+        self.connections = ConnectionCounters()
+        self.passthrough = PassthroughCounters()
         self.parse_errors: Counter[str] = Counter()
         """By kind: frame_too_large, tls_on_plain_port, ..."""
         self.counted = RequestCounts()
@@ -61,12 +80,6 @@ class Counters:
         """Broker addresses replaced in responses."""
         self.libraries = Libraries()
         """Throttle compliance by client library."""
-        self.passthrough_open = 0
-        """Gauge: redirected connections with TLS that we have no key for."""
-        self.passthrough_opened = 0
-        """All of these so far."""
-        self.passthrough_bytes: Counter[str] = Counter()
-        """Bytes moved on them, by the kind of quota charged: produce (to the broker), fetch."""
         self.long_turns = LongTurns()
         """Turns of the event loop that took too long."""
         self.accept_failures = 0

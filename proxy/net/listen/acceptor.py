@@ -115,13 +115,13 @@ class Acceptor:
         for _ in range(TURNED_AWAY_AT_ONCE):
             if not self._spare_fd.turn_away(listener):
                 break
-            self.counters.connections_opened += 1
-            self.counters.connections_closed[str(CloseReason.NO_DESCRIPTORS)] += 1
+            self.counters.connections.opened += 1
+            self.counters.connections.closed[str(CloseReason.NO_DESCRIPTORS)] += 1
         await trio.sleep(ACCEPT_PAUSE_S)
         self._spare_fd.refill()
 
     def _turn_away(self, client: socket.socket, address: tuple[str, int], reason: CloseReason, **why: Any) -> None:
         client.close()
-        self.counters.connections_opened += 1
-        self.counters.connections_closed[str(reason)] += 1
+        self.counters.connections.opened += 1
+        self.counters.connections.closed[str(reason)] += 1
         self.close_log.closed(str(reason), peer=f"{address[0]}:{address[1]}", **why)

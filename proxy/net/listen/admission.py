@@ -62,7 +62,7 @@ class ConnectionAdmission:
         its socket. `user` is None while it is not known; see :meth:`ConnectionGate.identify`."""
         now_s = trio.current_time()
         decision = self._gate.admit(canonical_address(host), user, now_s * 1000.0)
-        self._counters.connections_opened += 1
+        self._counters.connections.opened += 1
         if isinstance(decision, Ticket):
             return decision
         reason = REASONS[decision.cause]
@@ -72,10 +72,10 @@ class ConnectionAdmission:
             self._number += 1
             until_s = now_s + min(decision.delay_ms / 1000.0, MAX_MUTE_S)
             heapq.heappush(self._muted, _Muted(until_s, self._number, client, reason))
-            self._counters.connections_held = len(self._muted)
+            self._counters.connections.held = len(self._muted)
             self._changed.set()
         else:
-            self._counters.connections_not_held += decision.delay_ms > 0
+            self._counters.connections.not_held += decision.delay_ms > 0
             self._close(client, reason)
         return None
 
@@ -120,13 +120,13 @@ class ConnectionAdmission:
         while self._muted and self._muted[0].until_s <= now_s:
             muted = heapq.heappop(self._muted)
             self._close(muted.client, muted.reason)
-        self._counters.connections_held = len(self._muted)
+        self._counters.connections.held = len(self._muted)
 
     def _close(self, client: socket, reason: CloseReason) -> None:
         with suppress(OSError):  # reset by the peer meanwhile
             client.shutdown(SHUT_WR)
         client.close()
-        self._counters.connections_closed[str(reason)] += 1
+        self._counters.connections.closed[str(reason)] += 1
 
     def _log(self, refusal: Refusal, muted: bool) -> None:
         if self._log_limiter.allows(reason=str(refusal.cause), name=refusal.name):

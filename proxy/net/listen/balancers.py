@@ -64,8 +64,8 @@ class Balancers:
                 client.close()
         self._counters.proxy_headers[outcome] += 1
         if outcome == REFUSED:
-            self._counters.connections_opened += 1
-            self._counters.connections_closed[str(CloseReason.PROXY_HEADER)] += 1
+            self._counters.connections.opened += 1
+            self._counters.connections.closed[str(CloseReason.PROXY_HEADER)] += 1
             peer = f"{balancer[0]}:{balancer[1]}"
             self._close_log.closed(str(CloseReason.PROXY_HEADER), peer=peer, error=error)
         elif outcome != HEALTH_CHECK:

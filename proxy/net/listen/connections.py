@@ -181,7 +181,7 @@ class Connections:
             if not admitted:
                 client.close()  # a no-op if a TlsSocket has taken over its descriptor
                 self.admission.leave(ticket)
-                self.shared.counters.connections_closed[str(reason)] += 1
+                self.shared.counters.connections.closed[str(reason)] += 1
         await self._run(connection, ticket)
 
     def _new(
@@ -225,7 +225,7 @@ class Connections:
     async def _run(self, connection: Connection, ticket: Ticket) -> None:
         counters = self.shared.counters
         self.open.add(connection)
-        counters.connections_open += 1
+        counters.connections.open += 1
         if self._draining:
             connection.drain()
         reason = CloseReason.INTERNAL_ERROR
@@ -234,10 +234,10 @@ class Connections:
         finally:
             self.open.discard(connection)
             self.admission.leave(ticket)
-            counters.connections_open -= 1
+            counters.connections.open -= 1
             self._ended.set()
             self._ended = trio.Event()
-            counters.connections_closed[str(reason)] += 1
+            counters.connections.closed[str(reason)] += 1
             if reason in (CloseReason.BROKER_CLOSED, CloseReason.BROKER_RESET):
                 self.brokers.broker_ended()
             log.debug("connection closed", reason=str(reason), peer=connection.peer, broker=connection.broker_name)

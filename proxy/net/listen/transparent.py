@@ -183,8 +183,8 @@ class Interception:
 
     def refuse(self, client: socket.socket, refusal: SessionError) -> None:
         """Close a refused connection, count it, and log it at intervals."""
-        self._counters.connections_opened += 1
-        self._counters.connections_closed[str(refusal.reason)] += 1
+        self._counters.connections.opened += 1
+        self._counters.connections.closed[str(refusal.reason)] += 1
         # With a reset, so that the client sees a refusal instead of an empty answer.
         with suppress(OSError):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
