@@ -301,7 +301,8 @@ class Exchange:
         replication = settings.replication_factor
         copies = "" if replication is None else f" --replication-factor {replication}"
         return (
-            f"If it exists, grant Describe on it, else create it: kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --create "
+            "If it exists, grant Describe on it, else create it: "
+            f"kafka-topics.sh --bootstrap-server {self._bootstrap[0]} --create "
             f"--topic {settings.topic} --partitions {self.partitions or PARTITIONS}{copies} {configs}"
         )
 
