@@ -255,7 +255,7 @@ def test_a_broker_that_is_not_believed_or_does_not_believe_us(
         assert reason in str(refused.value), (listener, refused.value)
 
 
-def test_log_has_the_alert_that_a_broker_sends_after_the_handshake(cluster: KafkaCluster, authority: Authority) -> None:
+def test_logs_a_brokers_alert_after_the_handshake(cluster: KafkaCluster, authority: Authority) -> None:
     text = "broker connection failed: the broker sent the TLS alert certificate required (see upstream.tls)"
     with sidecar(
         cluster.bootstrap_of("MAPPED"), upstream_tls=upstream_tls(authority), not_ready="certificate required"

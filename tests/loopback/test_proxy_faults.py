@@ -166,7 +166,7 @@ async def test_connections_that_end_during_a_sweep_harm_no_others(monkeypatch: p
             assert await read_frame(client) == produce_response(2)
 
 
-async def test_leaves_bootstrap_server_that_accepts_and_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leaves_a_bootstrap_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped broker: its kernel still accepts. The sidecar's own questions show which server answers."""
     monkeypatch.setattr(cluster_brokers, "REFRESH_S", 0.2)
     monkeypatch.setattr(cluster_brokers, "SHORTEST_REFRESH_S", 0.2)

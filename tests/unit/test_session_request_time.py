@@ -80,7 +80,7 @@ def test_lists_of_partitions_are_charged_by_size(api: str, element_bytes: int, l
         assert least < charged(of) < most
 
 
-def test_requests_without_a_response_are_neither_charged_nor_throttled() -> None:
+def test_neither_charges_nor_throttles_without_a_response() -> None:
     one = session(of := ledger(request_percentage=0.01))
     from_client(one, heartbeat(1), 500.0 - HANDOVER_MS)
     from_broker(one, heartbeat_response(1), 1000.0)
