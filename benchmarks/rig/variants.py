@@ -1,7 +1,7 @@
 """The ways to the broker that are compared, numbered from the one without anything between.
 
 Every proxy gets one thread. HAProxy and Envoy forward TCP and cannot change addresses, so the broker has a listener for
-each of them which tells its clients the proxy's port; kquota rewrites addresses itself and uses one that tells its own.
+each of them which advertises the proxy's port; kquota rewrites addresses itself, its listener advertises its own port.
 """
 
 from __future__ import annotations

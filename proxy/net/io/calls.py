@@ -36,13 +36,6 @@ class PlainEndpoint(Endpoint):
         except BlockingIOError:
             return 0
 
-    def send_all(self, buffers: list[Buffer], more: bool) -> int:
-        """See :meth:`Endpoint.send_all`."""
-        try:
-            return self.sock.sendmsg(buffers, (), MSG_MORE if more else 0)
-        except BlockingIOError:
-            return 0
-
 
 def splice(source_fd: int, sink_fd: int, count: int, more: bool) -> int:
     """splice(2) without blocking: how many bytes; 0 at the source's end, -1 if it would block."""

@@ -83,12 +83,6 @@ cdef class PlainEndpoint(Endpoint):
                 return would_wait(0)
         return sent
 
-    cpdef Py_ssize_t send_all(self, list buffers, bint more) except -2:
-        try:
-            return self.sock.sendmsg(buffers, (), MSG_MORE if more else 0)
-        except BlockingIOError:
-            return 0
-
 
 cpdef Py_ssize_t splice(int source_fd, int sink_fd, Py_ssize_t count, bint more) except -2:
     cdef ssize_t moved = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from socket import socket
+from socket import MSG_MORE, socket
 
 from proxy.core.session.outgoing import Buffer
 
@@ -39,5 +39,8 @@ class Endpoint:
         raise NotImplementedError
 
     def send_all(self, buffers: list[Buffer], more: bool) -> int:
-        """As `send`, for several buffers in order."""
-        raise NotImplementedError
+        """As `send`, for several buffers in order; this one for a plain socket, compiled or not."""
+        try:
+            return self.sock.sendmsg(buffers, (), MSG_MORE if more else 0)
+        except BlockingIOError:
+            return 0
