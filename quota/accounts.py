@@ -44,22 +44,57 @@ class RequestCounts:
         return {key: count for key, count in both if count} | self._others
 
 
-class Activity:
-    """Running totals of one client; never reset while the object lives, except where noted."""
+class Meter(Usage):
+    """What one account used of one kind, and the counter it shares."""
+
+    __slots__ = ("generation", "group")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.group: QuotaCounter | None = None  # None: no quota of this kind exists, only totals are kept
+        self.generation = -1  # of the table that `group` was looked up in
+
+    def may_queue(self, generation: int) -> bool:
+        """Whether the quota may queue a request, under a table of this generation. It may if the client or its limit is
+        new: it may get a counter that is already in debt."""
+        group = self.group
+        return self.generation != generation or (group is not None and group.may_queue)
+
+
+class Account:
+    """A client, (user, client-id), as its connections refer to it: cheap to charge, valid across reloads.
+
+    Its running totals are never reset while it lives, except where noted. Those in :attr:`meters` are for metrics, and
+    only the ledger changes them.
+    """
 
     __slots__ = (
+        "broker_throttle_ms",
+        "broker_throttled",
         "connections",
         "connections_opened",
         "connections_peak",
         "counted",
+        "fetched",
+        "identity",
+        "last_ms",
+        "mutated",
         "mutes",
         "mutes_ignored",
+        "produced",
+        "requested",
         "sampled",
         "software",
         "touched",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, identity: Identity) -> None:
+        self.identity: Final = identity
+        self.produced, self.fetched, self.requested, self.mutated = Meter(), Meter(), Meter(), Meter()
+        self.last_ms = 0
+        self.broker_throttled = 0
+        """Responses with a throttle time of the broker's own."""
+        self.broker_throttle_ms = 0
         self.touched = False
         """Active since the reader last reset this flag (`Ledger.wake`)."""
         self.counted = RequestCounts()
@@ -98,50 +133,6 @@ class Activity:
         self.mutes += 1
         self.mutes_ignored += ignored
 
-
-class Meter(Usage):
-    """What one account used of one kind, and the counter it shares."""
-
-    __slots__ = ("generation", "group")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.group: QuotaCounter | None = None  # None: no quota of this kind exists, only totals are kept
-        self.generation = -1  # of the table that `group` was looked up in
-
-    def may_queue(self, generation: int) -> bool:
-        """Whether the quota may queue a request, under a table of this generation. It may if the client or its limit is
-        new: it may get a counter that is already in debt."""
-        group = self.group
-        return self.generation != generation or (group is not None and group.may_queue)
-
-
-class Account(Activity):
-    """A client, (user, client-id), as its connections refer to it: cheap to charge, valid across reloads.
-
-    The totals in :attr:`meters` are for metrics. Only the ledger changes them.
-    """
-
-    __slots__ = (
-        "broker_throttle_ms",
-        "broker_throttled",
-        "fetched",
-        "identity",
-        "last_ms",
-        "mutated",
-        "produced",
-        "requested",
-    )
-
-    def __init__(self, identity: Identity) -> None:
-        super().__init__()
-        self.identity: Final = identity
-        self.produced, self.fetched, self.requested, self.mutated = Meter(), Meter(), Meter(), Meter()
-        self.last_ms = 0
-        self.broker_throttled = 0
-        """Responses with a throttle time of the broker's own."""
-        self.broker_throttle_ms = 0
-
     def meter(self, kind: Kind) -> Meter:
         """The client's totals for one kind."""
         if kind is _PRODUCE:
@@ -162,10 +153,6 @@ class Account(Activity):
 GROWTH: Final = 500
 
 
-def _no_matter() -> None:
-    """Default of `Accounts.on_growth`."""
-
-
 class Accounts:
     """Every account that has connections, and up to `most` accounts in total while those are fewer.
 
@@ -176,7 +163,7 @@ class Accounts:
         self._most = most
         self._on_forget = on_forget
         self._made = 0
-        self.on_growth: Callable[[], object] = _no_matter
+        self.on_growth: Callable[[], object] | None = None
         """Called whenever `GROWTH` more accounts have been made."""
         self._by_identity: OrderedDict[Identity, Account] = OrderedDict()  # the next eviction candidates come first
 
@@ -202,7 +189,7 @@ class Accounts:
                 self._evict()
             found = self._by_identity[identity] = Account(identity)
             self._made += 1
-            if self._made % GROWTH == 0:
+            if self._made % GROWTH == 0 and self.on_growth is not None:
                 self.on_growth()
         return found
 
