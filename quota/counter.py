@@ -222,10 +222,6 @@ class QuotaCounter:
         """The delay that is due now, without changing anything at all (for explanations)."""
         raise NotImplementedError
 
-    def allowance(self, now: int) -> int | None:
-        """How much may be used now without a delay; None for no limit."""
-        raise NotImplementedError
-
     def observed(self, now: int) -> float:
         """The value that the limit applies to: the rate in the window, or the tokens left."""
         raise NotImplementedError

@@ -201,11 +201,6 @@ class Ledger:
         group = self._group(account, kind, int(now_ms))
         return 0 if group is None else group.check(int(now_ms))
 
-    def allowance(self, account: Account, kind: Kind, now_ms: float) -> int | None:
-        """How much may be used now without a delay, never negative; None for no limit."""
-        group = self._group(account, kind, int(now_ms))
-        return None if group is None else group.allowance(int(now_ms))
-
     def queue(
         self, account: Account, kind: Kind, connection: object, amount: float, now_ms: float, whole: bool = False
     ) -> int:
@@ -226,12 +221,11 @@ class Ledger:
             group.leave_queue(connection)
 
     def admit(self, account: Account, kind: Kind, wanted: int, now_ms: float, head_bytes: int = 0) -> FetchGrant:
-        """check() and allowance() for a fetch asking for `wanted` bytes, with a reservation until settle(). Its
+        """check() for a fetch asking for `wanted` bytes, and how many may come, with a reservation until settle(). Its
         response would have about `head_bytes` without any records.
 
-        Use it in place of the two where several connections share a group: it does not grant the same bytes twice, and
-        spreads the moments at which connections ask again. Every grant with throttle_ms == 0 must be passed to
-        settle().
+        It does not grant the same bytes twice to connections that share a group, and spreads the moments at which they
+        ask again. Every grant with throttle_ms == 0 must be passed to settle().
         """
         group = self._group(account, kind, int(now_ms))
         if not isinstance(group, WindowCounter):

@@ -114,12 +114,6 @@ class BucketCounter(QuotaCounter):
         owed_ms = bucket_throttle_ms(self.bucket.peek(self.limit, max(now, self.last_ms)), self.limit)
         return Line(self.waiting, owed_ms if self._waiting else 0, owed_ms, owed_ms)
 
-    def allowance(self, now: int) -> int | None:
-        """See :meth:`QuotaCounter.allowance`: the whole tokens left."""
-        if self.limit is None or self.shadow:
-            return None
-        return max(int(self.bucket.peek(self.limit, max(now, self.last_ms))), 0)
-
     def observed(self, now: int) -> float:
         """The tokens left, negative when overdrawn; 0 without a limit."""
         return 0.0 if self.limit is None else self.bucket.peek(self.limit, max(now, self.last_ms))

@@ -45,4 +45,3 @@ cdef class PacedCounter(DebtCounter):
     cdef long long _pace(self, double amount, double limit, long long delay, long long now) except? -1
     cdef double _slack_ms(self, double limit, long long now) except? -1.0
     cdef long long _due(self, double limit, long long now) except? -1
-    cdef double _available(self, double limit, long long now) except? -1.0

@@ -253,10 +253,6 @@ class PacedCounter(DebtCounter):
         unpaid_ms = -self.pacer.credit_ms(now) if self.may_queue else 0.0
         return min(round_half_up(unpaid_ms), MAX_THROTTLE_MS) if unpaid_ms > delay else delay
 
-    def _available(self, limit: float, now: int) -> float:
-        available = WindowCounter._available(self, limit, now)
-        return min(available, self.pacer.credit_ms(now) * limit / 1000.0) if self.may_queue else available
-
     def _renewal(self, size_bytes: int, limit: float) -> tuple[float, float]:
         return size_bytes, min(MAX_RENEWING_BYTES, limit * MAX_RENEWING_MS / 1000.0)
 

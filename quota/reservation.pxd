@@ -23,9 +23,8 @@ cdef class FetchCounter(PacedCounter):
     cdef long long _due(self, double limit, long long now) except? -1
     @cython.locals(total=cython.double, window_ms=cython.longlong, available_ms=cython.double, kafka=cython.longlong)
     cdef (long long, long long) _delays(self, double limit, double chunk_ms, long long now) except *
-    cdef double _available(self, double limit, long long now) except? -1.0
     @cython.locals(total=cython.double, window_ms=cython.longlong, available=cython.double)
-    cdef double _available_besides(self, double limit, double chunk_ms, long long now) except? -1.0
+    cdef double _available(self, double limit, double chunk_ms, long long now) except? -1.0
     cdef double _chunk_ms(self, double limit, long long now) except? -1.0
     @cython.locals(total=cython.double, window_ms=cython.longlong, chunk_ms=cython.double)
     cdef double _chunk_begun_ms(self, double limit, long long now) except? -1.0

@@ -38,9 +38,9 @@ class FetchCounter(PacedCounter):
         return super().check(now)
 
     def admit(self, wanted: int, now: int, head_bytes: int = 0) -> FetchGrant:
-        """Check, allowance and a reservation in one, for a fetch that is about to go to the broker. Its response would
-        have `head_bytes` without any records. Pass the grant to :meth:`settle` when the response has come (or will
-        never come: amount 0)."""
+        """Check, grant and reserve in one, for a fetch that is about to go to the broker. Its response would have
+        `head_bytes` without any records. Pass the grant to :meth:`settle` when the response has come (or will never
+        come: amount 0)."""
         limit = self.limit
         if limit is None or self.shadow:
             return NOT_LIMITED
@@ -56,7 +56,7 @@ class FetchCounter(PacedCounter):
             delay = max(self._impose(kafka, now), self._wait_in_turn(limit, kafka, wait, chunk_ms, now))
             self.throttled_until = max(self.throttled_until, now + delay)
             return FetchGrant(delay, 0)
-        granted = max(self._available_besides(per_s, chunk_ms, now), 0.0) // 1.0
+        granted = max(self._available(per_s, chunk_ms, now), 0.0) // 1.0
         in_episode = self.may_queue
         if not in_episode:
             granted = min(granted, per_s * max(_TOLERANCE_MS, chunk_ms) / 1000.0 // 1.0)
@@ -112,10 +112,7 @@ class FetchCounter(PacedCounter):
             return kafka, 0
         return kafka, min(round_half_up(chunk_ms - available_ms), MAX_THROTTLE_MS)
 
-    def _available(self, limit: float, now: int) -> float:
-        return self._available_besides(limit, self._chunk_ms(limit, now), now)
-
-    def _available_besides(self, limit: float, chunk_ms: float, now: int) -> float:
+    def _available(self, limit: float, chunk_ms: float, now: int) -> float:
         """Bytes that are allowed besides those that are reserved."""
         total, window_ms = self.rate.peek(now)
         available = limit * window_ms / 1000.0 - total - self._outstanding

@@ -107,22 +107,15 @@ class WindowCounter(QuotaCounter):
         total, window_ms = self.rate.peek(now)
         return self._kafka_delay(total / (window_ms / 1000.0), limit, window_ms)
 
-    def allowance(self, now: int) -> int | None:
-        """See :meth:`QuotaCounter.allowance`: what the window has left."""
-        limit = self.limit
-        return None if limit is None or self.shadow else max(int(self._available(limit, max(now, self.last_ms))), 0)
-
-    def _available(self, limit: float, now: int) -> float:
-        total, window_ms = self.rate.peek(now)
-        return (limit * window_ms / 1000.0 - total) / self._unit
-
     def admit(self, wanted: int, now: int, head_bytes: int = 0) -> FetchGrant:
-        """Check and allowance in one, for a fetch that is about to go to the broker."""
+        """Check, for a fetch that is about to go to the broker, and how much it may bring: what the window has left."""
         limit = self.limit
         if limit is None or self.shadow:
             return NOT_LIMITED
-        delay = self._impose(self._due(limit, max(now, self.last_ms)), max(now, self.last_ms))
-        return FetchGrant(delay, 0 if delay else self.allowance(now))
+        now = max(now, self.last_ms)
+        delay = self._impose(self._due(limit, now), now)
+        total, window_ms = self.rate.peek(now)
+        return FetchGrant(delay, 0 if delay else max(int(limit * window_ms / 1000.0 - total), 0))
 
     def observed(self, now: int) -> float:
         """The rate in the window: bytes/s, or percent of one thread."""

@@ -112,7 +112,7 @@ def case(seed: int, operations: int = 150) -> str:
             case _:
                 kind = rng.choice(list(Kind))
                 ledger.leave_queue(account, kind, rng.choice(connections))
-                result = (ledger.check(account, kind, now_ms), ledger.allowance(account, kind, now_ms))
+                result = ledger.check(account, kind, now_ms)
         book = [result, list(ledger.accounts()), list(ledger.groups()), ledger.reservations]
         now = int(now_ms)
         shown = [(one.observed(now), one.utilisation(now), one.owed_ms(now), one.paced) for one in ledger.groups()]

@@ -146,7 +146,7 @@ def acted(
     if action == "refund":
         for kind in (Kind.PRODUCE, Kind.REQUEST):
             of.refund(account, kind, amount * 10, now)
-    return [(of.check(account, kind, now), of.allowance(account, kind, now)) for kind in Kind]
+    return [(of.check(account, kind, now), of.observed(account, kind, now)) for kind in Kind]
 
 
 def identities(of: Ledger) -> set[tuple[str, str]]:

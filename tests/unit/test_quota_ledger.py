@@ -22,25 +22,27 @@ def test_times_are_cut_to_whole_milliseconds() -> None:
     assert ledger.charge(account, PRODUCE, 300, 10_500.99) == 2100
 
 
-def test_check_and_allowance_record_nothing() -> None:
+def test_check_and_admission_record_nothing() -> None:
     ledger = kafka_ledger(Entry(user="u", consumer_byte_rate=500))
     account = ledger.account("u", "c")
-    assert ledger.allowance(account, FETCH, 0) == 5000
+
+    def asked(now: int) -> tuple[int, int, int | None]:
+        grant = ledger.admit(account, FETCH, 10_000, now)
+        return ledger.check(account, FETCH, now), grant.throttle_ms, grant.max_bytes
+
+    assert asked(0) == (0, 0, 5000)
     ledger.charge_no_throttle(account, FETCH, 4999, 0)
-    assert (ledger.check(account, FETCH, 0), ledger.allowance(account, FETCH, 0)) == (0, 1)
+    assert asked(0) == (0, 0, 1)
     ledger.charge_no_throttle(account, FETCH, 1001, 0)
     for _ in range(3):
-        assert ledger.check(account, FETCH, 0) == 2000  # 600 against 500
-        assert ledger.allowance(account, FETCH, 0) == 0  # never negative
-    assert ledger.check(account, FETCH, 11_000) == 0
-    assert ledger.allowance(account, FETCH, 11_000) == 5000
+        assert asked(0) == (2000, 2000, 0)  # 600 against 500; never negative
+    assert asked(11_000) == (0, 0, 5000)
 
 
-def test_no_limit_means_no_allowance() -> None:
+def test_no_limit_means_no_bound() -> None:
     ledger = kafka_ledger(Entry(user="u", consumer_byte_rate=500))
     stranger = ledger.account("v", "c")
     ledger.charge_no_throttle(stranger, FETCH, 1e12, 0)
-    assert ledger.allowance(stranger, FETCH, 0) is None
     assert ledger.check(stranger, FETCH, 0) == 0
     free = ledger.admit(stranger, FETCH, 1000, 0)
     assert (free.throttle_ms, free.max_bytes, free.group, free.reserved, free.paced_ms) == (0, None, None, 0.0, 0.0)
