@@ -34,9 +34,7 @@ class TokenBucket:
 
     def measure(self, rate: float, now: int) -> float:
         """Refill and return the tokens at `now`."""
-        if self._last_ms is not None:
-            self.tokens += rate * ((now - self._last_ms) / 1000.0)
-        self.tokens = min(self._burst_s * rate, self.tokens)
+        self.tokens = self.peek(rate, now)
         self._last_ms = now
         return self.tokens
 

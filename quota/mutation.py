@@ -29,9 +29,7 @@ class BucketCounter(QuotaCounter):
 
     def fullness(self, now: int) -> float:
         """See :meth:`QuotaCounter.fullness`: the used part of the burst."""
-        if self.limit is None:
-            return 0.0
-        return max(_used_share(self.bucket, self.limit, max(now, self.last_ms)), 0.0) * self.share
+        return max(self.utilisation(now) or 0.0, 0.0) * self.share
 
     def _move(self, old: float, new: float, level: float, now: int) -> None:
         self.bucket.move(old, new, level, max(now, self.last_ms))
@@ -50,21 +48,15 @@ class BucketCounter(QuotaCounter):
             self.bucket.fill(now)
             self._add(amount)
             return Mutation(True, 0)
-        if strict:
-            tokens = self.bucket.measure(limit, now)
-            if tokens < 0:
-                if self.shadow:
-                    self._add(amount)
-                    self._put_to_trial(amount, now, strict=True)
-                return Mutation(self.shadow, self._impose(bucket_throttle_ms(tokens, limit), now))
-            self.bucket.take(amount, limit, now)
-            self._add(amount)
-            self._put_to_trial(amount, now, strict=True)
-            return Mutation(True, 0)
+        if strict and (tokens := self.bucket.measure(limit, now)) < 0:
+            if self.shadow:
+                self._add(amount)
+                self._put_to_trial(amount, now, strict=True)
+            return Mutation(self.shadow, self._impose(bucket_throttle_ms(tokens, limit), now))
         self._add(amount)
-        self._put_to_trial(amount, now)
+        self._put_to_trial(amount, now, strict=strict)
         tokens = self.bucket.take(amount, limit, now)
-        return Mutation(True, self._impose(bucket_throttle_ms(tokens, limit), now))
+        return Mutation(True, 0 if strict else self._impose(bucket_throttle_ms(tokens, limit), now))
 
     def record(self, amount: float, now: int) -> None:
         """See :meth:`QuotaCounter.record`."""
@@ -90,7 +82,7 @@ class BucketCounter(QuotaCounter):
         """See :meth:`QuotaCounter.due`."""
         if self.limit is None or self.shadow:
             return 0
-        return self._capped(bucket_throttle_ms(self.bucket.peek(self.limit, max(now, self.last_ms)), self.limit))
+        return self._capped(bucket_throttle_ms(self.observed(now), self.limit))
 
     def queue(self, connection: object, _amount: float, now: int, whole: bool = False) -> int:
         """See :meth:`QuotaCounter.queue`: until tokens are no longer below zero."""
@@ -111,7 +103,7 @@ class BucketCounter(QuotaCounter):
         """See :meth:`QuotaCounter.line`."""
         if self.limit is None or self.shadow or not self.may_queue:
             return NO_LINE
-        owed_ms = bucket_throttle_ms(self.bucket.peek(self.limit, max(now, self.last_ms)), self.limit)
+        owed_ms = bucket_throttle_ms(self.observed(now), self.limit)
         return Line(self.waiting, owed_ms if self._waiting else 0, owed_ms, owed_ms)
 
     def observed(self, now: int) -> float:
