@@ -112,20 +112,16 @@ class BucketCounter(QuotaCounter):
 
     def utilisation(self, now: int) -> float | None:
         """The used share of the burst; above 1 when overdrawn."""
-        if self.limit is None:
-            return None
         return _used_share(self.bucket, self.limit, max(now, self.last_ms))
 
     def trial_utilisation(self, trial: Trial, now: int) -> float | None:
         """See :meth:`QuotaCounter.trial_utilisation`."""
         bucket = self._trial_bucket if trial is self.candidate else self.bucket
-        if trial.limit is None or bucket is None:
-            return None
-        return _used_share(bucket, trial.limit, max(now, self.last_ms))
+        return None if bucket is None else _used_share(bucket, trial.limit, max(now, self.last_ms))
 
     def owes(self, now: int) -> bool:
         """See :meth:`QuotaCounter.owes`."""
-        return super().owes(now) or (self.limit is not None and self.observed(now) < 0)
+        return super().owes(now) or self.observed(now) < 0
 
     def forgettable(self, now: int) -> bool:
         """See :meth:`QuotaCounter.forgettable`: a full bucket. (Windows with spread bursts restart when charged.)"""
@@ -153,7 +149,9 @@ class BucketCounter(QuotaCounter):
         self.usage.charges += 1
 
 
-def _used_share(bucket: TokenBucket | WindowedBurst, limit: float, now: int) -> float:
+def _used_share(bucket: TokenBucket | WindowedBurst, limit: float | None, now: int) -> float | None:
+    if limit is None:
+        return None
     burst = bucket.burst(limit)
     return (burst - bucket.peek(limit, now)) / burst
 
