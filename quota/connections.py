@@ -158,17 +158,13 @@ class ConnectionLimits:
 
     def rate(self, entity_type: EntityType, name: str) -> ConnectionEntry | None:
         """The entry whose ``connection_creation_rate`` applies; None where there is no limit."""
-        for entry in self._applicable(entity_type, name):
-            if entry.connection_creation_rate is not None:
-                return entry
-        return None
+        found = self._applicable(entity_type, name)
+        return next((entry for entry in found if entry.connection_creation_rate is not None), None)
 
     def cap(self, entity_type: EntityType, name: str) -> ConnectionEntry | None:
         """The entry whose ``max_connections`` applies; None where there is no limit."""
-        for entry in self._applicable(entity_type, name):
-            if entry.max_connections is not None:
-                return entry
-        return None
+        found = self._applicable(entity_type, name)
+        return next((entry for entry in found if entry.max_connections is not None), None)
 
     def _applicable(self, entity_type: EntityType, name: str) -> Iterator[ConnectionEntry]:
         """Entries of a name (an address, a user; or a network, for each of its addresses), the most specific first."""
@@ -227,7 +223,7 @@ class Refusal(NamedTuple):
     """How long the refused socket is to be left open and unserved; 0: closed at once."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Refused:
     """How often one limit has refused one address or user."""
 
@@ -365,16 +361,10 @@ class ConnectionGate:
     def _remember(self, refusal: Refusal, now_ms: float) -> None:
         self.refused[refusal.cause] += 1
         place = (refusal.cause, refusal.name)
-        found = self._refusals.get(place)
-        if found is None:
-            self._refusals[place] = Refused(1, now_ms, refusal)
-            if len(self._refusals) > MAX_REMEMBERED:
-                self._refusals.popitem(last=False)
-            return
-        found.count += 1
-        found.at_ms = now_ms
-        found.last = refusal
-        self._refusals.move_to_end(place)
+        before = self._refusals.pop(place, None)
+        self._refusals[place] = Refused(1 if before is None else before.count + 1, now_ms, refusal)
+        if len(self._refusals) > MAX_REMEMBERED:
+            self._refusals.popitem(last=False)
 
     def _rate(self, entity_type: EntityType, name: str, now: int) -> tuple[bool, Refusal | None]:
         """Whether the connection is recorded now, and whether it is refused."""
@@ -424,20 +414,6 @@ class ConnectionGate:
             _take(opened, ticket.user)
         ticket.user = user
         _add(opened, user)
-
-
-class _Rate(SampledRate):
-    """A sampled rate that remembers its last event."""
-
-    __slots__ = ("last",)
-
-    def __init__(self, num_samples: int, window_ms: int) -> None:
-        super().__init__(num_samples, window_ms)
-        self.last = 0
-
-    def add(self, value: float, now: int) -> None:
-        self.record(value, now)
-        self.last = now
 
 
 class _Rates:
