@@ -233,15 +233,13 @@ class Refused:
     last: Refusal
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
     """An admitted connection: what is released when it ends."""
 
-    __slots__ = ("address", "user")
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.user: str | None = None
-        """None until it is known."""
+    address: str
+    user: str | None = None
+    """None until it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +273,7 @@ class ConnectionGate:
         self.shares: Shares | None = None
         """This instance's shares in the rates of a whole fleet."""
         self._rates: Final = {entity_type: _Rates(num_samples, window_ms) for entity_type in EntityType}
-        self._open: Final[dict[EntityType, dict[str, int]]] = {entity_type: {} for entity_type in EntityType}
+        self._open: Final[dict[EntityType, Counter[str]]] = {entity_type: Counter() for entity_type in EntityType}
         self.refused: Final[Counter[Cause]] = Counter()
         self.shadow_refused: Final[Counter[Cause]] = Counter()
         """Connections that limits in shadow mode would have refused."""
@@ -300,7 +298,7 @@ class ConnectionGate:
             self._remember(refusal, now_ms)
             return refusal
         ticket = Ticket(address)
-        _add(self._open[EntityType.IP], address)
+        self._open[EntityType.IP][address] += 1
         if user is not None:
             self._name(ticket, user)
         return ticket
@@ -413,7 +411,7 @@ class ConnectionGate:
         if ticket.user is not None:
             _take(opened, ticket.user)
         ticket.user = user
-        _add(opened, user)
+        opened[user] += 1
 
 
 class _Rates:
@@ -429,7 +427,7 @@ class _Rates:
         self._expire_ms = num_samples * window_ms
         self._once = 1000.0 / max((num_samples - 1) * window_ms, 1)
         """The rate that a single connection makes."""
-        self._by_name: OrderedDict[str, int | _Rate] = OrderedDict()
+        self._by_name: OrderedDict[str, int | SampledRate] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -446,11 +444,11 @@ class _Rates:
                 return self._once, 0
             known = None
         rate = self._samples(known)
-        rate.add(1.0, max(now, rate.last))
+        rate.record(1.0, max(now, rate.last))
         observed = rate.measure(rate.last)
         delay_ms = self._delay(observed, limit, rate.window_ms)
         if delay_ms > 0:
-            rate.add(-1.0, rate.last)
+            rate.record(-1.0, rate.last)
         self._by_name[name] = rate
         self._by_name.move_to_end(name)
         return observed, delay_ms
@@ -458,7 +456,7 @@ class _Rates:
     def take_back(self, name: str, now: int) -> None:
         """Un-record the connection that :meth:`attempt` recorded just now."""
         rate = self._by_name[name] = self._samples(self._by_name[name])
-        rate.add(-1.0, max(now, rate.last))
+        rate.record(-1.0, max(now, rate.last))
 
     def peek(self, name: str, limit: float, now: int) -> tuple[float, int]:
         """(rate now, delay in ms for one more connection), without changing anything."""
@@ -474,8 +472,6 @@ class _Rates:
         if known is not None or level:
             rate = self._samples(known)
             rate.move(old, new, level, max(now, rate.last))
-            if known is None:
-                rate.last = now
             self._by_name[name] = rate
 
     def forget(self, now: int, most: int) -> int:
@@ -487,12 +483,12 @@ class _Rates:
             count += 1
         return count
 
-    def _samples(self, known: int | _Rate | None) -> _Rate:
-        if isinstance(known, _Rate):
+    def _samples(self, known: int | SampledRate | None) -> SampledRate:
+        if isinstance(known, SampledRate):
             return known
-        rate = _Rate(self._num_samples, self._sample_ms)
+        rate = SampledRate(self._num_samples, self._sample_ms)
         if known is not None:
-            rate.add(1.0, known)
+            rate.record(1.0, known)
         return rate
 
     def _delay(self, observed: float, limit: float, window_ms: int) -> int:
@@ -501,17 +497,11 @@ class _Rates:
         return min(throttle_ms(observed, limit, window_ms), self._sample_ms) if limit else self._sample_ms
 
 
-def _last(known: int | _Rate) -> int:
+def _last(known: int | SampledRate) -> int:
     return known if isinstance(known, int) else known.last
 
 
-def _add(counts: dict[str, int], name: str) -> None:
-    counts[name] = counts.get(name, 0) + 1
-
-
-def _take(counts: dict[str, int], name: str) -> None:
-    left = counts[name] - 1
-    if left:
-        counts[name] = left
-    else:
+def _take(counts: Counter[str], name: str) -> None:
+    counts[name] -= 1
+    if not counts[name]:
         del counts[name]

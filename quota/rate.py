@@ -147,6 +147,11 @@ class SampledRate:
         self._refresh()
 
     @property
+    def last(self) -> int:
+        """The time of the last event; long ago before the first."""
+        return self._current.last
+
+    @property
     def samples(self) -> list[tuple[int, int, float]]:
         """Start, last event and sum of each slot in use (an expired slot stays in use, with a sum of zero)."""
         return [(sample.start, sample.last, sample.sum) for sample in self._ring]
