@@ -6,7 +6,7 @@ The rules are those of a KRaft controller (``ClientQuotaControlManager``) and of
 """
 
 import math
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -127,46 +127,16 @@ def _canonical(kind: str, name: str | None) -> str | None:
         return name
 
 
-class Enforced(Mapping[Entity, Mapping[str, float]]):
-    """`enforced` of a table, computed while it is iterated: that may be done in steps, as a table does not change."""
-
-    def __init__(self, table: QuotaTable) -> None:
-        self._table = table
-
-    def __iter__(self) -> Iterator[Entity]:
-        return (entity for entity, _ in _each_enforced(self._table))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __getitem__(self, entity: Entity) -> Mapping[str, float]:
-        return enforced(self._table)[entity]
-
-    def items(self) -> ItemsView[Entity, Mapping[str, float]]:
-        """All of them, one by one."""
-        return _EnforcedItems(self)
-
-    def each(self) -> Iterator[tuple[Entity, Mapping[str, float]]]:
-        """As `items`, once."""
-        return _each_enforced(self._table)
-
-
-class _EnforcedItems(ItemsView[Entity, Mapping[str, float]]):
-    _mapping: Enforced
-
-    def __iter__(self) -> Iterator[tuple[Entity, Mapping[str, float]]]:
-        return self._mapping.each()
-
-
 def enforced(table: QuotaTable) -> dict[Entity, Mapping[str, float]]:
     """The limits in force, as DescribeClientQuotas shows them; shadow limits are not in force and not included.
 
     Of the connection limits only the rate of an address is a Kafka client quota.
     """
-    return dict(_each_enforced(table))
+    return dict(each_enforced(table))
 
 
-def _each_enforced(table: QuotaTable) -> Iterator[tuple[Entity, Mapping[str, float]]]:
+def each_enforced(table: QuotaTable) -> Iterator[tuple[Entity, Mapping[str, float]]]:
+    """As `enforced`, one by one: they may be taken in steps, as a table does not change."""
     for entry in table.entries:
         limits = {key: limit for key in RATE_FIELD.values() if (limit := getattr(entry, key)) is not None}
         if limits and entry.mode == "enforce":

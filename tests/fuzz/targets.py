@@ -451,7 +451,7 @@ class _Authority(Authority):
 
 @cache
 def _admin() -> QuotaAdmin:
-    return QuotaAdmin(_Authority("apply", {}, principals=("u",)))
+    return QuotaAdmin(_Authority("apply", QuotaTable(), principals=("u",)))
 
 
 def _interceptors(ledger: Ledger) -> Interceptors:

@@ -28,6 +28,7 @@ from proxy.net import files
 from proxy.net.files import in_memory, read_file
 from proxy.net.tls.contexts import KeyPair, ServerTls, TlsFilesError
 from proxy.net.upstream.credentials import Credentials, LoginError
+from quota.admin import enforced
 from tests.loopback.test_config_reload import LIMIT_S, UPSTREAM, quota, watching
 from tests.support.certificates import Authority, Issued
 from tests.support.hostile_files import KINDS, put, put_file, take_away
@@ -282,9 +283,9 @@ async def test_overlay_write_without_answer_fails(tmp_path: Path, monkeypatch: p
         source.apply("admin", {(("user", "alice"),): {"producer_byte_rate": 5.0}}, reasons.append)
         await until(lambda: reasons)
         assert reasons == [f"{path} cannot be written: no answer from the file system within 0.2 s"]
-        assert source.quotas() == {}
+        assert enforced(source.table) == {}
         silent.answers.set()  # it is written after all, found by the next look
-        await until(lambda: source.quotas() == {(("user", "alice"),): {"producer_byte_rate": 5.0}})
+        await until(lambda: enforced(source.table) == {(("user", "alice"),): {"producer_byte_rate": 5.0}})
 
 
 async def test_hanging_file_does_not_stop_other_followed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

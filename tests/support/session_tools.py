@@ -23,7 +23,7 @@ from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import is_flexible
 from proxy.core.wire.messages import framed, request_header
 from proxy.core.wire.responses import NodeAddress
-from quota.admin import Changes, Quotas
+from quota.admin import Changes
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -341,20 +341,16 @@ class Authority:
     """Of limits that administrators ask for. Does as given; keeps what it was asked to change."""
 
     rule: AlterRule = "deny"
-    shown: Quotas = field(
-        default_factory=lambda: {
-            (("user", "alice"),): {"producer_byte_rate": 1000.0},
-            (("client-id", None),): {"producer_byte_rate": 5.5},
-        }
+    table: QuotaTable = field(
+        default_factory=lambda: QuotaTable(
+            [Entry("alice", producer_byte_rate=1000.0), Entry(client_id=DEFAULT, producer_byte_rate=5.5)]
+        )
     )
     principals: Sequence[str] = ("ANONYMOUS",)
     managed: str = "in the file /etc/kquota.yaml"
     applied: list[tuple[str, Changes]] = field(default_factory=list)
     done: list[Callable[[str | None], None]] = field(default_factory=list)
     told_of_the_broker: int = 0
-
-    def quotas(self) -> Quotas:
-        return self.shown
 
     def may_alter(self, user: str) -> bool:
         return user in self.principals

@@ -8,7 +8,8 @@ from kio.schema.errors import ErrorCode
 
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.quota_admin import MAX_ANSWERS, QuotaAdmin, describe_request, read_described
-from quota.admin import CLUSTER_AUTHORIZATION_FAILED, AdminError, Entity
+from quota.admin import CLUSTER_AUTHORIZATION_FAILED, AdminError, Entity, enforced
+from quota.table import Entry, QuotaTable
 from tests.support import session_tools as tools
 from tests.support.session_tools import from_broker, from_client, ledger, request, response, session
 from tests.support.wire_tools import kafka_python_class, kafka_python_message, kio_read
@@ -77,7 +78,7 @@ def test_describe_shows_enforced_quotas_once_permitted(version: int, cut: tools.
     assert read_described(version, answer[HEAD[version] :]) == {ALICE: {PRODUCE: 1000.0}}
     from_client(one, request(DESCRIBE, version, 1, describe_request(version)), cut=cut)
     answer = from_broker(one, response(DESCRIBE, version, 1, described(version)), cut=cut)
-    assert read_described(version, answer[HEAD[version] :]) == authority.shown
+    assert read_described(version, answer[HEAD[version] :]) == enforced(authority.table)
 
 
 @versions
@@ -172,7 +173,7 @@ def test_answers_are_kept_until_the_limits_change_and_never_many(version: int) -
         return len(read(DESCRIBE, version, answer).entries)
 
     assert [shown(), shown(), shown(("user", 2, None)), shown()] == [2, 2, 1, 2]
-    authority.shown = {ALICE: {PRODUCE: 2.0}}
+    authority.table = QuotaTable([Entry("alice", producer_byte_rate=2.0)])
     assert [shown(), shown()] == [1, 1]
     for number in range(3 * MAX_ANSWERS):
         assert shown(("user", 0, f"user {number}")) == 0

@@ -19,7 +19,6 @@ from proxy.core.wire.messages import framed
 from proxy.core.wire.primitives import compact_string, uvarint
 from proxy.core.wire.requests import FetchFields, parse_fetch
 from proxy.core.wire.topics import CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS
-from quota.admin import Quotas
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -281,9 +280,7 @@ def test_no_more_results_are_read_than_topics_were_named() -> None:
 
 def test_many_limits_are_validated_and_described_in_slices() -> None:
     for watch in in_slices():
-        clients: Quotas = {
-            (("client-id", f"client {number}"),): {"producer_byte_rate": 1e6} for number in range(20_000)
-        }
+        clients = QuotaTable(Entry(client_id=f"client {number}", producer_byte_rate=1e6) for number in range(20_000))
         one, _ = administered(None, tools.Authority("apply", clients))
         altered = [entry(f"u{number}", 1) for number in range(MAX_ALTERED)]
         client_sends(one, request(ALTER, 1, 1, of_entries(altered, validate_only=True)), watch)

@@ -10,7 +10,7 @@ from typing import Final
 
 from config.model import Config
 from proxy.core.interceptors.quota_admin import AlterRule
-from quota.admin import Changes, Enforced, Entity, Quotas
+from quota.admin import Changes, Entity
 from quota.table import QuotaTable
 
 MAX_LOGGED: Final = 20
@@ -38,7 +38,6 @@ class QuotaSource(ABC):
     def __init__(self, config: Config, table: QuotaTable) -> None:
         self._settings = config.quota_settings
         self.table = table
-        self._shown: Quotas | None = None
         self._swap: Callable[[QuotaTable], None] | None = None
         self.state = SourceState(config.quota_settings.source)
 
@@ -68,7 +67,6 @@ class QuotaSource(ABC):
 
     def _put_in_force(self, table: QuotaTable) -> None:
         self.table = table
-        self._shown = None
         if self._swap is not None:
             self._swap(table)
 
@@ -87,12 +85,6 @@ class QuotaSource(ABC):
     def origin(self, entity: Entity, key: str) -> str:
         """Where one limit in force was set, worded as `managed`."""
         return self.managed
-
-    def quotas(self) -> Quotas:
-        """The limits in force, as DescribeClientQuotas shows them."""
-        if self._shown is None:
-            self._shown = Enforced(self.table)
-        return self._shown
 
     def may_alter(self, user: str) -> bool:
         """Whether the configuration file, as it is now, lets this user alter quotas."""

@@ -44,13 +44,14 @@ from quota.admin import (
     Component,
     Entity,
     Op,
-    Quotas,
     Validated,
+    each_enforced,
     entity_of,
     selection,
     validate_one,
 )
 from quota.ledger import Account
+from quota.table import QuotaTable
 
 AlterRule = Literal["deny", "forward", "apply"]
 
@@ -86,7 +87,8 @@ class QuotaAuthority(Protocol):
     def managed(self) -> str:
         """Where quotas are managed; completes the sentence "quotas are managed …"."""
 
-    def quotas(self) -> Quotas:
+    @property
+    def table(self) -> QuotaTable:
         """The limits in force: the same object until they change."""
 
     def may_alter(self, user: str) -> bool:
@@ -107,7 +109,7 @@ class QuotaAdmin:
 
     def __init__(self, authority: QuotaAuthority) -> None:
         self._authority = authority
-        self._answered: Quotas | None = None
+        self._answered: QuotaTable | None = None
         """The limits that the cached answers describe."""
         self._answers: dict[Question, bytes] = {}
         self.requests: Counter[str] = Counter()
@@ -147,28 +149,28 @@ class QuotaAdmin:
             )
         if read_int16(answer, _ERROR_AT) != ErrorCode.none:
             return Reply()  # the broker's refusal
-        quotas = self._authority.quotas()
-        if quotas is not self._answered:
-            self._answered = quotas
+        table = self._authority.table
+        if table is not self._answered:
+            self._answered = table
             self._answers.clear()
         question = (version, strict, components)
         known = self._answers.get(question)
-        return Reply(known) if known is not None else Work(self._described(quotas, question))
+        return Reply(known) if known is not None else Work(self._described(table, question))
 
-    def _described(self, quotas: Quotas, question: Question) -> Slices[Reply]:
+    def _described(self, table: QuotaTable, question: Question) -> Slices[Reply]:
         version, strict, components = question
         try:
             chosen = selection(components, strict=strict)
         except AdminError as error:
             return Reply(_NO_THROTTLE + _described_head(version, error) + _null_array(version))
         found = []
-        for number, (entity, limits) in enumerate(quotas.items(), 1):
+        for number, (entity, limits) in enumerate(each_enforced(table), 1):
             if chosen(entity):
                 found.append(_described_entry(version, entity, limits))
             if number % SLICE == 0:
                 yield
         answer = _NO_THROTTLE + _described_head(version) + _array(version, found)
-        if quotas is self._answered:
+        if table is self._answered:
             if len(self._answers) >= MAX_ANSWERS:
                 del self._answers[next(iter(self._answers))]
             self._answers[question] = answer
