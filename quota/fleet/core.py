@@ -6,7 +6,7 @@ The caller passes in what was read (:meth:`Fleet.read`), the state of its groups
 
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias, TypeVar
@@ -15,11 +15,8 @@ from quota.fleet.claim import Claim, exact
 from quota.fleet.demand import DemandEstimate
 from quota.fleet.record import (
     MAC_BYTES,
-    BadMacError,
     FleetRecordError,
     GroupUse,
-    OtherFleetError,
-    OtherVersionError,
     Record,
     Seal,
     decode,
@@ -74,30 +71,13 @@ class _Sent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Ignored:
-    """Records that were read and changed nothing, by reason."""
-
-    malformed: int = 0
-    """Malformed, or with impossible content."""
-    other_version: int = 0
-    other_fleet: int = 0
-    """Of other fleets on the same topic."""
-    bad_mac: int = 0
-    """Not written with one of the keys."""
-    outdated: int = 0
-    """Written too long ago, or in the future, by this host's clock."""
-
-
 class _Partition:
-    __slots__ = ("in_flight", "learned_from", "lost", "sent_ms")
-
-    def __init__(self) -> None:
-        self.sent_ms = float("-inf")
-        self.in_flight: dict[int, _Sent] = {}
-        """By sequence number, oldest first, our own records that were not read back yet."""
-        self.learned_from: float | None = None
-        """When our first own record came back."""
-        self.lost = False
+    sent_ms: float = float("-inf")
+    in_flight: dict[int, _Sent] = field(default_factory=dict)
+    """By sequence number, oldest first, our own records that were not read back yet."""
+    learned_from: float | None = None
+    """When our first own record came back."""
+    lost: bool = False
 
     @property
     def oldest_ms(self) -> float | None:
@@ -188,7 +168,9 @@ class Fleet:
         self._alone = False
         """The topic was not found for longer than other instances may need to start."""
         self._present_ms = self._count_ms = float("-inf")
-        self.ignored: Final = Ignored()
+        self.ignored: Final[Counter[str]] = Counter()
+        """Records that were read and changed nothing: by `FleetRecordError.outcome`, or outdated, which were written
+        too long ago, or in the future, by this host's clock."""
         self.known = max(at_least, 1)
         """The number of instances."""
 
@@ -244,20 +226,13 @@ class Fleet:
 
     def read(self, partition: int, data: bytes, now: float) -> None:
         """A record of the topic, in the order of its partition. Only a record of this fleet changes anything."""
-        ignored = self.ignored
         try:
             record = decode(self.seal, partition, data, self.view.followed)
-        except OtherFleetError:
-            ignored.other_fleet += 1
-        except OtherVersionError:
-            ignored.other_version += 1
-        except BadMacError:
-            ignored.bad_mac += 1
-        except FleetRecordError:
-            ignored.malformed += 1
+        except FleetRecordError as error:
+            self.ignored[error.outcome] += 1
         else:
             if abs(now + self.epoch_ms - record.written_ms) > self.timing.max_age_ms:
-                ignored.outdated += 1
+                self.ignored["outdated"] += 1
             elif record.member != self.member:
                 self.view.take(partition, record, now)
             elif self._is_own(partition, record, data[-MAC_BYTES:]):
@@ -332,12 +307,16 @@ class Fleet:
             # Without groups: to find out whether anything comes back.
             for start in range(0, len(groups) or bool(partition.in_flight), RECORD):
                 mine = [own for own in groups[start : start + RECORD] if own.group in self._own]
-                uses = [self._use(own, now) for own in mine]
-                found.append(self._publish(number, partition, interval_ms, uses, now))
+                uses = tuple([self._use(own, now) for own in mine])
+                found.append(self._send(number, partition, interval_ms, uses, now))
+                partition.sent_ms = now
                 if len(groups) > RECORD:
                     yield
-        presence = self._presence(now)
-        return found if presence is None else [*found, presence]
+        presence_ms = max(self.timing.presence * self.timing.interval_ms, self.timing.interval_of(self.known))
+        if now >= self._present_ms + presence_ms:  # a record that says only that the instance exists
+            self._present_ms = now
+            found.append(self._send(0, self._partitions[0], presence_ms, (), now, self._name))
+        return found
 
     def _any_urgent(self, groups: list[_Own]) -> Steps[bool]:
         for start in range(0, len(groups), STEP):
@@ -350,9 +329,8 @@ class Fleet:
     def leave(self, now: float) -> list[Outgoing]:
         """The instance leaves: the floors suffice from now on. Returns what to publish."""
         self._left = True
-        found = []
-        for number, partition in self._partitions.items():
-            found.append(self._send(number, partition, self.timing.interval_ms, (), now, leaving=True))
+        interval_ms = self.timing.interval_ms
+        found = [self._send(*place, interval_ms, (), now, leaving=True) for place in self._partitions.items()]
         for own in self._own.values():
             own.claim.lower(0.0)
         return found
@@ -491,14 +469,6 @@ class Fleet:
         own.raising = wanted > claim.held * (1 + _WORTH)
         return GroupUse(own.group, own.usage, demand, own.level, claim.held, wanted)
 
-    def _publish(
-        self, number: int, partition: _Partition, interval_ms: int, uses: list[GroupUse], now: float, name: str = ""
-    ) -> Outgoing:
-        for use in uses:
-            self._own[use.group].claim.sent(self._seq, use.claim)
-        partition.sent_ms = now
-        return self._send(number, partition, interval_ms, tuple(uses), now, name)
-
     def _send(
         self,
         number: int,
@@ -511,6 +481,8 @@ class Fleet:
         leaving: bool = False,
     ) -> Outgoing:
         seq, self._seq = self._seq, self._seq + 1
+        for use in uses:
+            self._own[use.group].claim.sent(seq, use.claim)
         written_ms = max(int(now + self.epoch_ms), 0)
         record = Record(self.member, seq, interval_ms, leaving, name, uses, written_ms)
         data = encode(self.seal, number, record)
@@ -518,16 +490,3 @@ class Fleet:
             del partition.in_flight[next(islice(partition.in_flight, 1, None))]
         partition.in_flight[seq] = _Sent(now, data[-MAC_BYTES:])
         return number, data
-
-    def _presence(self, now: float) -> Outgoing | None:
-        """From time to time a record that says only that the instance exists."""
-        timing = self.timing
-        interval_ms = max(timing.presence * timing.interval_ms, timing.interval_of(self.known))
-        if now < self._present_ms + interval_ms:
-            return None
-        self._present_ms = now
-        first = self._partitions[0]
-        sent_ms = first.sent_ms
-        outgoing = self._publish(0, first, interval_ms, [], now, self._name)
-        first.sent_ms = sent_ms
-        return outgoing

@@ -65,19 +65,28 @@ class Record(NamedTuple):
 
 
 class FleetRecordError(ValueError):
-    """Not a record of this fleet: it changes nothing."""
+    """Not a record of this fleet: it changes nothing. Malformed, or with impossible content."""
+
+    outcome = "malformed"
+    """What it is counted as."""
 
 
 class OtherFleetError(FleetRecordError):
     """A valid head, of another fleet that shares the topic."""
 
+    outcome = "other_fleet"
+
 
 class OtherVersionError(FleetRecordError):
     """Of an older or newer kquota."""
 
+    outcome = "other_version"
+
 
 class BadMacError(FleetRecordError):
     """Written by someone who has none of the keys, or changed, or copied from another topic or partition."""
+
+    outcome = "bad_mac"
 
 
 class Seal:

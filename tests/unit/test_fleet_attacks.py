@@ -80,8 +80,8 @@ def test_attack_leaves_shares_unchanged(attack: Callable[[Site], None], bad_mac:
     site.run(20)
     assert site.shares() == pytest.approx([0.5, 0.5], rel=0.02)
     for fleet, before in zip(site.fleets, repeated, strict=True):
-        assert (fleet.known, fleet.ignored.bad_mac, fleet.ignored.other_fleet) == (2, bad_mac, other_fleet)
-        assert fleet.ignored.malformed == 0
+        assert (fleet.known, fleet.ignored["bad_mac"], fleet.ignored["other_fleet"]) == (2, bad_mac, other_fleet)
+        assert fleet.ignored["malformed"] == 0
         assert (fleet.view.repeated > before) == (attack is _old)
 
 
@@ -98,7 +98,7 @@ def test_records_of_a_dead_instance_expire() -> None:
             site.run(0.5)
         for one in site.fleets:
             assert dead.member not in {who for who, _ in one.view.group(GROUP, site.now)}
-        assert newcomer is None or newcomer.ignored.outdated == len(captured)
+        assert newcomer is None or newcomer.ignored["outdated"] == len(captured)
 
 
 def test_duplicate_instance_ids_become_two() -> None:

@@ -84,7 +84,7 @@ MALFORMED = {
 def test_malformed_records_are_ignored_and_counted(data: bytes) -> None:
     fleet = Site(1).fleets[0]
     fleet.read(0, data, 0.0)
-    assert fleet.ignored.malformed == 1
+    assert fleet.ignored["malformed"] == 1
     assert not fleet.view.members
 
 

@@ -474,7 +474,7 @@ class Member:
             self._renumbered = fleet.renumbered
             log.warning("another instance uses this one's number in the fleet: switched to a new number")
         ignored = fleet.ignored
-        found = (ignored.bad_mac, ignored.outdated, ignored.other_version)
+        found = (ignored["bad_mac"], ignored["outdated"], ignored["other_version"])
         if found != self._warned and self._now_ms() >= self._warned_ms + WARN_INTERVAL_MS:
             bad_mac, outdated, other_version = (now - was for now, was in zip(found, self._warned, strict=True))
             self._warned, self._warned_ms = found, self._now_ms()

@@ -147,7 +147,7 @@ def fleet_families(member: Member | None, reserved: ReservedTopic | None, most: 
     yield gauge("fleet_groups", "Quota groups of this instance with a fleet limit.", shares.count)
     records = {name: getattr(state, name) for name in ("sent", "received", "stale")}
     ignored = ("malformed", "other_version", "other_fleet", "bad_mac", "outdated")
-    records |= {name: getattr(fleet.ignored, name) for name in ignored}
+    records |= {name: fleet.ignored[name] for name in ignored}
     records |= {name: getattr(fleet.view, name) for name in ("repeated", "refused")}
     yield by("fleet_records", "Records of the fleet's topic, by outcome.", "outcome", records)
     yield counter("fleet_sent_bytes", "Bytes of records published to the fleet's topic.", state.sent_bytes)
