@@ -1,6 +1,7 @@
 """Connects a ledger to its fleet: reports groups to the fleet, and applies the shares of each limit to the groups."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from quota.connections import ConnectionEntry, EntityType
@@ -33,17 +34,15 @@ class _Local:
         self.throttled = group.usage.throttled
 
 
+@dataclass(slots=True)
 class _Rate:
     """One address or user with a connection rate."""
 
-    __slots__ = ("entry", "hash", "made", "refused", "share")
-
-    def __init__(self, entry: ConnectionEntry, name: str, share: float) -> None:
-        self.entry = entry
-        self.hash = _rate_hash(entry, name)
-        self.made = 0
-        self.refused = False
-        self.share = share
+    entry: ConnectionEntry
+    hash: int
+    share: float
+    made: int = 0
+    refused: bool = False
 
 
 class Shares:
@@ -130,20 +129,16 @@ class Shares:
 
     def attempted(self, entry: ConnectionEntry, name: str, refused: bool) -> None:
         """A connection was created under the entry's rate, or refused."""
-        if self._ledger.table.of_fleet(entry):
-            rate = self._rate_of(entry, name)
-            rate.made += 1
-            rate.refused |= refused
-
-    def _rate_of(self, entry: ConnectionEntry, name: str) -> _Rate:
-        found = self._rates.get((entry.entity_type, name))
-        if found is None:
-            found = _Rate(entry, name, 0.0)
-            self.fleet.join(found.hash, self._now)
-            found.share = self.fleet.share(found.hash)
-            self._rates[entry.entity_type, name] = found
-        found.entry = entry
-        return found
+        if not self._ledger.table.of_fleet(entry):
+            return
+        rate = self._rates.get((entry.entity_type, name))
+        if rate is None:
+            number = _rate_hash(entry, name)
+            self.fleet.join(number, self._now)
+            rate = self._rates[entry.entity_type, name] = _Rate(entry, number, self.fleet.share(number))
+        rate.entry = entry
+        rate.made += 1
+        rate.refused |= refused
 
     # ---- groups -----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ records say: only groups that are followed are kept, and no more members, report
 """
 
 from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
 from math import inf, nextafter
 from typing import Final
 
@@ -25,15 +26,13 @@ _AT_ONCE: Final = 2000
 """Reports that one sweep looks at, some tenths of a millisecond; the next one goes on from there."""
 
 
+@dataclass(slots=True)
 class LastUse:
     """One member's last report about one group."""
 
-    __slots__ = ("gone_ms", "use")
-
-    def __init__(self, use: GroupUse, gone_ms: float) -> None:
-        self.use = use
-        self.gone_ms = gone_ms
-        """Its member leaves the split after this time, unless it reports again before."""
+    use: GroupUse
+    gone_ms: float
+    """Its member leaves the split after this time, unless it reports again before."""
 
     @property
     def bound(self) -> float:
@@ -41,19 +40,17 @@ class LastUse:
         return max(self.use.held, self.use.claim)
 
 
+@dataclass(slots=True)
 class FleetPeer:
     """One process of the fleet."""
 
-    __slots__ = ("at_ms", "gone_after_ms", "left", "seqs")
-
-    def __init__(self, gone_after_ms: float) -> None:
-        self.at_ms = 0.0
-        self.left = False
-        """It has left. Processes do not come back: a new one has another number."""
-        self.gone_after_ms = gone_after_ms
-        """It is forgotten after this long without any record."""
-        self.seqs: dict[int, int] = {}
-        """The last sequence number by partition."""
+    gone_after_ms: float
+    """It is forgotten after this long without any record."""
+    at_ms: float = 0.0
+    left: bool = False
+    """It has left. Processes do not come back: a new one has another number."""
+    seqs: dict[int, int] = field(default_factory=dict)
+    """The last sequence number by partition."""
 
 
 class View:
@@ -159,7 +156,8 @@ class View:
         """The number of instances heard of; counted once a second."""
         if now >= self._count_until:
             self._count_until = now + _SWEEP_MS
-            self._counted = len(self._there(now))
+            peers = self.members.values()
+            self._counted = sum(1 for one in peers if not one.left and now - one.at_ms <= one.gone_after_ms)
         return self._counted
 
     def writers(self, partition: int, now: float) -> int:
@@ -187,9 +185,6 @@ class View:
         kept_ms = 2 * self._timing.max_age_ms
         for one in [one for one, member in self.members.items() if now - member.at_ms > kept_ms + member.gone_after_ms]:
             del self.members[one]
-
-    def _there(self, now: float) -> list[FleetPeer]:
-        return [one for one in self.members.values() if not one.left and now - one.at_ms <= one.gone_after_ms]
 
     def _note_move(self, use: GroupUse, before: LastUse | None) -> None:
         was = 0.0 if before is None else before.use.demand
