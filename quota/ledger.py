@@ -18,7 +18,7 @@ from quota.entity import ANONYMOUS, CounterKey, Identity, Kind, bounded_name
 from quota.gate import Kept
 from quota.mutation import BucketCounter
 from quota.reservation import FetchCounter
-from quota.table import Candidate, Entry, QuotaTable
+from quota.table import Candidate, QuotaTable
 from quota.window import WindowCounter
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class KindExplanation:
     """The eight levels, most specific first, with what is configured there."""
     winner: Candidate | None
     """The level in force. Not always the first one configured: see ``docs/quota-arithmetic.md``."""
-    group: tuple[str, str]
     limit: float | None
     mode: str
     observed: float
@@ -362,9 +361,8 @@ class Ledger:
             kind=kind,
             candidates=candidates,
             winner=winner,
-            group=resolution.group if group is None else group.key.tags,
             limit=resolution.limit,
-            mode=_mode(resolution.entry),
+            mode="none" if resolution.entry is None else resolution.entry.mode,
             observed=0.0 if group is None else group.observed(now),
             throttle_ms=0 if group is None else group.due(now),
             counter=group,
@@ -375,7 +373,3 @@ class Ledger:
 
 def _identity(user: str, client_id: str) -> Identity:
     return Identity(bounded_name(user or ANONYMOUS), bounded_name(client_id))
-
-
-def _mode(entry: Entry | None) -> str:
-    return "none" if entry is None else entry.mode

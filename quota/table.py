@@ -138,11 +138,6 @@ class Resolution(NamedTuple):
     recorded: bool
     """Whether usage is counted at all: Kafka counts nothing of a kind until some quota of that kind exists."""
 
-    @property
-    def group(self) -> tuple[str, str]:
-        """The counter's tags as Kafka shows them: (user, client-id)."""
-        return self.key.tags
-
 
 class Candidate(NamedTuple):
     """One of the eight levels as seen by one client, for ``explain``."""

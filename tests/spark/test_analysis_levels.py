@@ -66,7 +66,7 @@ def test_limits_and_counters_are_those_of_the_table(name: str, tmp_path: Path) -
             mine, right = found[one], table.resolve(kind, *one)
             limits = [right.limit, None if right.limit is None else right.limit * 2]
             assert (mine["limits"], mine["of_fleet"]) == (limits, table.of_fleet(right.entry)), (kind, one)
-            same = table.resolve(kind, *other).group == right.group
+            same = table.resolve(kind, *other).key.tags == right.key.tags
             names = ("group_user", "group_client")
             if right.limit is not None:
                 assert all(mine[key] == found[other][key] for key in names) == same, (kind, one, other)

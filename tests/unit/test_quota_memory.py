@@ -145,7 +145,7 @@ def test_newcomers_share_one_counter_under_their_entrys_limit(crowded: tuple[Led
     assert shared is two.meters[PRODUCE].group
     assert (shared.key, shared.limit, shared.users) == (CounterKey(None, OVERFLOW), 500, 2)
     produce = ledger.explain("v", "late-2", 0).kinds[0]
-    assert (produce.group, produce.throttle_ms, produce.counter) == (("", OVERFLOW), 2000, shared)
+    assert (produce.key.tags, produce.throttle_ms, produce.counter) == (("", OVERFLOW), 2000, shared)
     ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]))
     assert ledger.charge(one, PRODUCE, 0, 0) == 0  # 600 B/s against 1000, with the history
     assert ledger.charge(one, PRODUCE, 5000, 0) == 1000

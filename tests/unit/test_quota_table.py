@@ -81,7 +81,7 @@ def test_an_empty_client_id_is_a_name() -> None:
     # Equal tags ("u", ""), two counters: the name "" and no name
     named = QuotaTable([rate("u", DEFAULT, 100)]).resolve(PRODUCE, "u", "")
     unnamed = QuotaTable([rate("u", None, 300)]).resolve(PRODUCE, "u", "")
-    assert named.group == unnamed.group == ("u", "")
+    assert named.key.tags == unnamed.key.tags == ("u", "")
     assert named.key != unnamed.key
 
 

@@ -102,7 +102,7 @@ def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: 
         "set_in": _set_in(entry, RATE_FIELD[one.kind], origin),
         "mode": one.mode,
         "candidate_limit": one.candidate_limit,
-        "group": {"user": one.group[0], "client_id": one.group[1]},
+        "group": dict(zip(("user", "client_id"), one.key.tags, strict=True)),
         "observed": one.observed,
         "throttle_ms": one.throttle_ms,
         "levels": [

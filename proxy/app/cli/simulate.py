@@ -93,7 +93,7 @@ class Simulation:
             "throttle_ms": decision["throttle_ms"],
             "limit": as_written(found.limit),
             "observed": decision["observed"],
-            "group": group_name(*found.group),
+            "group": group_name(*found.key.tags),
         }
         if len(decisions) > 1 and kind is Kind.MUTATION:
             result["algorithms"] = {name: self._with_rate(one, found.limit) for name, one in decisions.items()}
