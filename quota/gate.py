@@ -20,7 +20,8 @@ GRACE_MS: Final = 200
 """A group may owe this much time's worth before its next request is queued: connections that comply with throttles come
 back at about the right moment, and should not be queued as well."""
 LOOK_AGAIN_MS: Final = 1000
-"""A connection in the queue asks again after this time at the latest: limits are raised, and others leave the queue."""
+"""A connection in the queue asks again after this time at the latest: limits are raised, a fleet's shares move, and
+others leave the queue."""
 LOOK_AGAIN_FIRST_MS: Final = 10
 """And no sooner than this."""
 LATE_MS: Final = 100
@@ -135,7 +136,7 @@ class Queue:
 
     def enter(self, connection: object, cost_ms: float, debt_ms: float, now: int) -> int:
         """Queue the connection, while the debt is `debt_ms` too high; returns how long until it should ask again."""
-        place = self._find(connection)
+        place = self.find(connection)
         if place is None:
             place = self._places[connection] = Place(self._entered_ms, cost_ms, now)
             self._entered_ms += cost_ms
@@ -147,7 +148,7 @@ class Queue:
     def refuse(self, connection: object, debt_ms: float, now: int) -> int:
         """The connection's request is refused, and its place stays; returns how long until its turn, 0: it has no
         place."""
-        place = self._find(connection)
+        place = self.find(connection)
         if place is None:
             return 0
         wait_ms = max(self._turn_ms(place, debt_ms), 0)
@@ -160,18 +161,13 @@ class Queue:
 
     def asks_at(self, connection: object, at: int) -> None:
         """The connection in the queue asks again at this time, which another queue has decided."""
-        place = self._find(connection)
+        place = self.find(connection)
         if place is not None:
             place.asks_at = at
 
-    def cost_ms(self, connection: object) -> float | None:
-        """The cost of the connection's request; None: it has no place."""
-        place = self._find(connection)
-        return None if place is None else place.cost_ms
-
     def since(self, connection: object, now: int) -> int:
         """Since when the connection has waited; `now` if it does not wait yet."""
-        place = self._find(connection)
+        place = self.find(connection)
         return now if place is None else place.since
 
     def first_since(self, now: int) -> int:
@@ -201,7 +197,8 @@ class Queue:
             if not len(self):
                 self._entered_ms = self._left_ms = 0.0
 
-    def _find(self, connection: object) -> Place | None:
+    def find(self, connection: object) -> Place | None:
+        """The connection's place, if it has one."""
         return self._places.get(connection) or self._late.get(connection)
 
     def _pass_over(self, now: int) -> None:
@@ -436,9 +433,10 @@ class Gate:
         if len(kept) >= MAX_KEPT or sum(kept.values()) + size_bytes > MAX_KEPT_BYTES:
             return False
         queue = self._ordinary if connection in self._ordinary else self._large
-        cost_ms = queue.cost_ms(connection)
-        if cost_ms is None:
+        place = queue.find(connection)
+        if place is None:
             return False
+        cost_ms = place.cost_ms
         debt_ms = max(paid_at, self._claimed_until) - now
         if queue is self._large:
             debt_ms = max(debt_ms + backlog_ms, self._large_claimed_until - now)

@@ -12,8 +12,6 @@ from quota.window import MAX_RENEWING_BYTES, WindowCounter
 
 MAX_RENEWING_MS: Final = 10_000
 """So that clients can log in again, no more may pass unpaid than the limit allows in this time."""
-ASK_AGAIN_MS: Final = 1000
-"""While a limit is a share of a fleet's, which moves, connections queued at the gate ask again this often."""
 MAX_BUSY_DEBT_MS: Final = 30_000
 """The most request time that a group ever owes, as time of its limit. Requests of all kinds wait for it, heartbeats
 too, and consumers must not lose their group membership over it (`session.timeout.ms` is 45 s)."""
@@ -111,9 +109,7 @@ class DebtCounter(WindowCounter):
         gate, limit = self._open_gate(), self.limit
         cost_ms = self._cost_ms(amount, limit)
         arriving = (cast(Sender, connection), amount) if arrives else None
-        wait_ms = gate.ask(connection, cost_ms, *self._debts(limit, now), now, arriving=arriving)
-        # A share may be larger in a second: no connection waits longer before it asks again.
-        return min(wait_ms, ASK_AGAIN_MS) if self.fleet else wait_ms
+        return gate.ask(connection, cost_ms, *self._debts(limit, now), now, arriving=arriving)
 
     def claim(self, connection: Sender, amount: float, now: int) -> bool:
         """See :meth:`QuotaCounter.claim`."""
