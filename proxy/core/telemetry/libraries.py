@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 UNKNOWN: Final = "unknown"
@@ -15,20 +16,18 @@ UNKNOWN: Final = "unknown"
 MAX_LIBRARIES: Final = 1000
 
 
+@dataclass(slots=True)
 class LibraryMutes:
     """Running totals of one library and version; a mute counts when it was long enough to be watched."""
 
-    __slots__ = ("ignored", "ignored_ms", "library", "mute_ms", "mutes", "version")
-
-    def __init__(self, library: str, version: str) -> None:
-        self.library = library
-        self.version = version
-        self.mutes = 0
-        self.mute_ms = 0.0
-        self.ignored = 0
-        """Mutes in whose second half the client went on sending."""
-        self.ignored_ms = 0.0
-        """Total duration of these."""
+    library: str
+    version: str
+    mutes: int = 0
+    mute_ms: float = 0.0
+    ignored: int = 0
+    """Mutes in whose second half the client went on sending."""
+    ignored_ms: float = 0.0
+    """Total duration of these."""
 
 
 class Libraries:
