@@ -2,7 +2,7 @@
 
 import hashlib
 from enum import Enum, IntEnum, StrEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 ANONYMOUS: Final = "ANONYMOUS"
 """Kafka's principal name for a client that did not authenticate (``KafkaPrincipal.ANONYMOUS``)."""
@@ -57,31 +57,23 @@ class Identity(NamedTuple):
 class Level(IntEnum):
     """The eight levels of precedence, most specific first (``ClientQuotaManager``'s DefaultQuotaCallback)."""
 
-    USER_CLIENT = 1
-    USER_DEFAULT_CLIENT = 2
-    USER = 3
-    DEFAULT_USER_CLIENT = 4
-    DEFAULT_USER_DEFAULT_CLIENT = 5
-    DEFAULT_USER = 6
-    CLIENT = 7
-    DEFAULT_CLIENT = 8
+    label: str
+    """The level as people write it."""
 
-    @property
-    def label(self) -> str:
-        """The level as people write it, e.g. ``user+<default client-id>``."""
-        return _LABELS[self]
+    def __new__(cls, value: int, label: str) -> Self:
+        """A member, whose value is its number."""
+        level = int.__new__(cls, value)
+        level._value_, level.label = value, label
+        return level
 
-
-_LABELS: Final = {
-    Level.USER_CLIENT: "user+client-id",
-    Level.USER_DEFAULT_CLIENT: "user+<default client-id>",
-    Level.USER: "user",
-    Level.DEFAULT_USER_CLIENT: "<default user>+client-id",
-    Level.DEFAULT_USER_DEFAULT_CLIENT: "<default user>+<default client-id>",
-    Level.DEFAULT_USER: "<default user>",
-    Level.CLIENT: "client-id",
-    Level.DEFAULT_CLIENT: "<default client-id>",
-}
+    USER_CLIENT = 1, "user+client-id"
+    USER_DEFAULT_CLIENT = 2, "user+<default client-id>"
+    USER = 3, "user"
+    DEFAULT_USER_CLIENT = 4, "<default user>+client-id"
+    DEFAULT_USER_DEFAULT_CLIENT = 5, "<default user>+<default client-id>"
+    DEFAULT_USER = 6, "<default user>"
+    CLIENT = 7, "client-id"
+    DEFAULT_CLIENT = 8, "<default client-id>"
 
 
 class CounterKey(NamedTuple):
