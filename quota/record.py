@@ -72,13 +72,8 @@ def _fields() -> Iterator[Field]:
     yield Field("schema_version", "int", False, "", "version of this schema", 1.0)
     yield Field("instance", "string", False, "", "random name of the sidecar, new at every start")
     yield Field("sequence", "bigint", False, "", "1, 2, 3 … per instance; (instance, sequence) is the record's id")
-    yield Field(
-        "start_ms",
-        "bigint",
-        False,
-        "ms since 1970, UTC",
-        "start of the interval: `end_ms` of the previous one, unless the clock was set",
-    )
+    start = "start of the interval: `end_ms` of the previous one, unless the clock was set"
+    yield Field("start_ms", "bigint", False, "ms since 1970, UTC", start)
     yield Field("end_ms", "bigint", False, "ms since 1970, UTC", "end of the interval, by the machine's clock")
     yield Field("duration_s", "double", False, "s", "length of the interval, by the monotonic clock")
     yield Field("samples", "int", False, "", "number of one-second samples of the rates below")
@@ -104,35 +99,16 @@ def _fields() -> Iterator[Field]:
         yield Field(f"throttle_{cause}_seconds", "double", False, "s", "sum of these delays")
     yield Field("mutes", "bigint", False, "mutes", "observed mutes (200 ms or more)")
     yield Field("mutes_ignored", "bigint", False, "mutes", "observed mutes in which the client kept sending")
-    for kind in Kind:
-        yield from _fields_of(kind.value, UNITS[kind.value])
-    for kind in Kind:
-        held = f"throttle_{kind}_held"
-        yield Field(
-            f"{held}_count",
-            "bigint",
-            True,
-            "requests",
-            f"requests of `throttle_{kind}_count` that waited before they were forwarded",
-            since=2,
-        )
-        yield Field(
-            f"{held}_seconds",
-            "double",
-            True,
-            "s",
-            f"how long they waited: part of `throttle_{kind}_seconds`, not in `throttle_time_ms`",
-            since=2,
-        )
-    for kind in Kind:
-        yield Field(
-            f"{kind}_fleet_limit",
-            "double",
-            True,
-            UNITS[kind.value],
-            f"the fleet's limit, if `{kind}_limit` is a share of it",
-            since=3,
-        )
+    for kind, unit in UNITS.items():
+        yield from _fields_of(kind, unit)
+    for kind in UNITS:
+        held = f"requests of `throttle_{kind}_count` that waited before they were forwarded"
+        yield Field(f"throttle_{kind}_held_count", "bigint", True, "requests", held, since=2)
+        waited = f"how long they waited: part of `throttle_{kind}_seconds`, not in `throttle_time_ms`"
+        yield Field(f"throttle_{kind}_held_seconds", "double", True, "s", waited, since=2)
+    for kind, unit in UNITS.items():
+        whole = f"the fleet's limit, if `{kind}_limit` is a share of it"
+        yield Field(f"{kind}_fleet_limit", "double", True, unit, whole, since=3)
         yield Field(f"{kind}_fleet_share", "double", True, "1", "that share at the end of the interval", since=3)
 
 
@@ -147,21 +123,14 @@ def _fields_of(kind: str, unit: str) -> Iterator[Field]:
     yield Field(f"{kind}_limit_level", "string", True, "", "level of its entry, such as `user+client-id`")
     yield Field(f"{kind}_group_user", "string", True, "", "user of the group that shares the limit; null: any")
     yield Field(f"{kind}_group_client_id", "string", True, "", "client-id of that group; null: any")
-    yield Field(
-        f"{kind}_group_utilisation_peak",
-        "double",
-        True,
-        "1",
-        "highest utilisation of the limit by the group, sampled once a second",
-    )
-    yield Field(
-        f"{kind}_group_shadow_count", "bigint", False, "requests", "requests that the shadow limit would have delayed"
-    )
+    peak = "highest utilisation of the limit by the group, sampled once a second"
+    yield Field(f"{kind}_group_utilisation_peak", "double", True, "1", peak)
+    shadow = "requests that the shadow limit would have delayed"
+    yield Field(f"{kind}_group_shadow_count", "bigint", False, "requests", shadow)
     yield Field(f"{kind}_group_shadow_seconds", "double", False, "s", "time that these delays cover")
     yield Field(f"{kind}_candidate_limit", "double", True, unit, "the candidate limit")
-    yield Field(
-        f"{kind}_group_candidate_count", "bigint", False, "requests", "requests that the candidate would have delayed"
-    )
+    candidate = "requests that the candidate would have delayed"
+    yield Field(f"{kind}_group_candidate_count", "bigint", False, "requests", candidate)
     yield Field(f"{kind}_group_candidate_seconds", "double", False, "s", "time that these delays cover")
 
 
