@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_CLIENTS",
     "Account",
-    "Explanation",
     "KindExplanation",
     "Ledger",
     "Meter",
@@ -56,15 +55,6 @@ class KindExplanation:
     key: CounterKey
     candidate_limit: float | None
     """The limit on trial next to the one in force."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """All of a client's quotas, explained."""
-
-    user: str
-    client_id: str
-    kinds: list[KindExplanation]
 
 
 class Ledger:
@@ -312,10 +302,9 @@ class Ledger:
         for one in Kind if kind is None else (kind,):
             yield from self.counters.of_kind(one)
 
-    def explain(self, user: str, client_id: str, now_ms: float) -> Explanation:
+    def explain(self, user: str, client_id: str, now_ms: float) -> list[KindExplanation]:
         """Per kind: the eight levels, which one applies, the counter and its state. Creates nothing."""
-        user = user or ANONYMOUS
-        return Explanation(user, client_id, [self._explain(kind, user, client_id, int(now_ms)) for kind in Kind])
+        return [self._explain(kind, user or ANONYMOUS, client_id, int(now_ms)) for kind in Kind]
 
     def observed(self, account: Account, kind: Kind, now_ms: float) -> float:
         """The value that the limit applies to: bytes/s, percent, or tokens left; 0 where nothing is recorded."""

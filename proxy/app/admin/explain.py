@@ -72,15 +72,15 @@ def explanation_json(
 ) -> dict[str, Any]:
     """The answer of `/explain`; `at` is None for a configuration alone, without any usage."""
     now_ms = 0.0 if at is None else at.now_ms
-    found = ledger.explain(user, client_id, now_ms)
-    scopes = [(EntityType.USER, found.user), *((EntityType.IP, address) for address in addresses)]
-    account = ledger.known(found.user, client_id)
+    user = user or ANONYMOUS
+    scopes = [(EntityType.USER, user), *((EntityType.IP, address) for address in addresses)]
+    account = ledger.known(user, client_id)
     answer: dict[str, Any] = {
         "at": None if at is None else at.iso(),
-        "user": found.user,
-        "client_id": found.client_id,
+        "user": user,
+        "client_id": client_id,
         "identity": identity,
-        "kinds": [_kind_json(ledger, one, at, origin) for one in found.kinds],
+        "kinds": [_kind_json(ledger, one, at, origin) for one in ledger.explain(user, client_id, now_ms)],
         "connections": [_connection_json(ledger, scope, name, at, origin) for scope, name in scopes],
     }
     if account is not None:
