@@ -6,12 +6,12 @@ here. One thread only: the sidecar's event loop.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from quota.accounts import Account, Accounts, Meter
 from quota.bucket import Mutation
 from quota.connections import ConnectionGate
-from quota.counter import NOT_LIMITED, FetchGrant, LedgerSettings, MutationAlgorithm, QuotaCounter
+from quota.counter import NOT_LIMITED, FetchGrant, LedgerSettings, QuotaCounter
 from quota.counter_store import EXPIRE_AFTER_MS, CounterStore
 from quota.decisions import Decisions
 from quota.entity import ANONYMOUS, CounterKey, Identity, Kind, bounded_name
@@ -60,44 +60,15 @@ class KindExplanation:
 class Ledger:
     """All counters and all accounts, under one table of limits.
 
-    `num_samples` and `window_ms` are Kafka's ``quota.window.num`` and ``quota.window.size.seconds``. `max_throttle_ms`
-    caps one delay (None: no cap, as Kafka); the group carries the part that is cut off. `smooth` adds pacing (ADR
-    0004). `max_clients` bounds what is remembered of clients, whatever names they invent (ADR 0010).
-    `mutation_num_samples` and `mutation_window_ms` are the windows of partition mutations (None: as the others').
+    `max_clients` bounds what is remembered of clients, whatever names they invent (ADR 0010); `settings` are those of
+    :class:`LedgerSettings`.
     """
 
     # What is used with each request is a C number in compiled code; everything else is in `__dict__`.
     __slots__ = ("__dict__", "generation", "reservations")
 
-    def __init__(
-        self,
-        table: QuotaTable,
-        *,
-        num_samples: int = 11,
-        window_ms: int = 1000,
-        max_throttle_ms: int | None = 30_000,
-        smooth: bool = True,
-        mutation_num_samples: int | None = None,
-        mutation_window_ms: int | None = None,
-        mutation_algorithm: MutationAlgorithm = "token_bucket",
-        max_clients: int = MAX_CLIENTS,
-    ) -> None:
-        if mutation_num_samples is None:
-            mutation_num_samples = num_samples
-        if mutation_window_ms is None:
-            mutation_window_ms = window_ms
-        for samples, each_ms in ((num_samples, window_ms), (mutation_num_samples, mutation_window_ms)):
-            if samples < 1 or each_ms < 1:
-                raise ValueError(f"a window has at least 1 sample of at least 1 ms, not {samples} of {each_ms} ms")
-        self.settings: Final = LedgerSettings(
-            num_samples,
-            window_ms,
-            max_throttle_ms,
-            smooth,
-            mutation_num_samples,
-            mutation_window_ms,
-            mutation_algorithm,
-        )
+    def __init__(self, table: QuotaTable, *, max_clients: int = MAX_CLIENTS, **settings: Any) -> None:
+        self.settings: Final = LedgerSettings(**settings)
         self._table = table
         self.generation = 0
         """The generation of the table in force: a meter of another one has to be resolved again."""
@@ -110,7 +81,7 @@ class Ledger:
         """Clients that were active since the reader last replaced this with an empty one; None: no reader. By name: a
         reference to an account would prevent its eviction."""
         self.connections: Final = ConnectionGate(
-            lambda: self._table.connections, num_samples=num_samples, window_ms=window_ms
+            lambda: self._table.connections, num_samples=self.settings.num_samples, window_ms=self.settings.window_ms
         )
         """Counters of connections, under the same table of limits."""
         self.reservations = 0

@@ -15,7 +15,7 @@ from quota.table import QuotaTable
 @pytest.mark.parametrize("wrong", ["num_samples", "mutation_num_samples", "mutation_window_ms"])
 def test_windows_are_at_least_one_of_at_least_a_millisecond(wrong: str) -> None:
     with pytest.raises(ValueError, match="at least 1 sample"):
-        Ledger(QuotaTable(), **{wrong: 0})  # type: ignore[arg-type]
+        Ledger(QuotaTable(), **{wrong: 0})
 
 
 class SlowModel:

@@ -57,7 +57,7 @@ def test_no_delay_exceeds_the_cap(traffic: list[tuple[int, int]], limit: int, ca
 def test_counters_work_under_any_limit(limit: float, smooth: bool, cap_ms: int | None, algorithm: str) -> None:
     candidate = CandidateLimits(limit, limit, limit, limit)
     table = QuotaTable([Entry("u", None, limit, limit, limit, limit, candidate=candidate)])
-    ledger = Ledger(table, smooth=smooth, max_throttle_ms=cap_ms, mutation_algorithm=algorithm)  # type: ignore[arg-type]
+    ledger = Ledger(table, smooth=smooth, max_throttle_ms=cap_ms, mutation_algorithm=algorithm)
     account, now = ledger.account("u", "c"), 0
     for step in range(12):
         now += STEPS_MS[step % len(STEPS_MS)]
