@@ -98,7 +98,7 @@ class Account:
         self.touched = False
         """Active since the reader last reset this flag (`Ledger.wake`)."""
         self.counted = RequestCounts()
-        """Its requests."""
+        """Its requests, by API key."""
         self.connections = 0
         """Open now."""
         self.connections_opened = 0
@@ -112,11 +112,6 @@ class Account:
         """Those in whose second half the client went on sending."""
         self.sampled: Any = None
         """For the exporter: its previous sample. It goes when the client is evicted."""
-
-    @property
-    def requests(self) -> dict[int, int]:
-        """Requests by API key; -1 for unknown ones."""
-        return self.counted.by_api()
 
     def join(self) -> None:
         """A connection has become this client's."""

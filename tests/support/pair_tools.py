@@ -198,7 +198,7 @@ class Driven:
                 pair.up.unsent, pair.down.unsent, pair.active_s, pair.compliance is not None,
             ),
             "counters": (
-                counters.requests, counters.upstream_latency.counts, counters.upstream_latency.sum_s,
+                counters.counted.by_api(), counters.upstream_latency.counts, counters.upstream_latency.sum_s,
                 counters.fetches_answered, counters.fetches_shaped, counters.addresses_rewritten,
                 counters.connections.muted, counters.throttled_responses,
             ),

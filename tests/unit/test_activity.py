@@ -19,8 +19,8 @@ def test_requests_and_the_library_are_noted_by_client() -> None:
     from_client(
         other, request(API_VERSIONS, 3, 1, body, "c") + produce(2, 100, client_id="b") + request(999, 0, 4, b"", "c")
     )
-    assert of.account("ANONYMOUS", "b").requests == {0: 1}
-    assert of.account("ANONYMOUS", "c").requests == {API_VERSIONS: 2, -1: 1}
+    assert of.account("ANONYMOUS", "b").counted.by_api() == {0: 1}
+    assert of.account("ANONYMOUS", "c").counted.by_api() == {API_VERSIONS: 2, -1: 1}
     assert of.account("ANONYMOUS", "c").software == "apache-kafka-java/4.2.0"
     from_client(session(of), request(API_VERSIONS, 0, 1, b"", "c"))
     assert of.account("ANONYMOUS", "c").software == "apache-kafka-java/4.2.0", "an older library says nothing"

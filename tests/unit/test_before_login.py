@@ -85,7 +85,7 @@ def test_request_before_login_is_not_charged_nor_forwarded(sent: bytes, cut: Cut
     one.close(2000.0)
     assert identities(of) == set()
     assert (one.mute_until_ms, one.client_ids, one.user) == (0.0, [], "ANONYMOUS")
-    assert sum(one.state.counters.requests.values()) == 1, "ApiVersions alone"
+    assert sum(one.state.counters.counted.by_api().values()) == 1, "ApiVersions alone"
 
 
 @pytest.mark.parametrize("cut", THREE_WAYS)

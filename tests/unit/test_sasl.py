@@ -147,7 +147,7 @@ def test_whoever_asks_for_logins_where_none_are_taken_is_charged() -> None:
         from_client(one, sasl.handshake("PLAIN", correlation_id=number), 100.0 * number)
         from_broker(one, sasl.handshake_response(34, correlation_id=number), 100.0 * number + 50.0)
     account = of.account("ANONYMOUS", "c")
-    assert (account.meters[Kind.REQUEST].charges, account.requests[17]) == (9, 9)
+    assert (account.meters[Kind.REQUEST].charges, account.counted.by_api()[17]) == (9, 9)
 
 
 def test_mute_pauses_for_reauthentication_and_resumes() -> None:

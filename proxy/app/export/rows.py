@@ -308,7 +308,7 @@ class _Use:
             self.amounts[index] += meter.amount - seen.amounts[index]
         for index, total in enumerate(_totals(account)):
             self.totals[index] += total - seen.totals[index]
-        for key, count in account.requests.items():
+        for key, count in account.counted.by_api().items():
             gain = count - seen.requests.get(key, 0)
             if gain:
                 self.requests[key] = self.requests.get(key, 0) + gain
@@ -318,7 +318,7 @@ class _Use:
         """Everything is in a row now."""
         seen.amounts = tuple(meter.amount for meter in account.meters.values())
         seen.totals = _totals(account)
-        seen.requests = account.requests
+        seen.requests = account.counted.by_api()
 
     def put(self, row: Row) -> Row:
         """Put it into a row."""

@@ -200,7 +200,7 @@ def traffic_families(counters: Counters, gate: ConnectionGate, most: int) -> Ite
     checks = {outcome: counters.node_checks[outcome] for outcome in ("same", "other", "unknown", "unanswered")}
     yield by("upstream_node_checks", "Checks that a dialled address belongs to the expected broker.", "outcome", checks)
     apis: Counter[str] = Counter()
-    for key, count in counters.requests.items():
+    for key, count in counters.counted.by_api().items():
         apis[API_NAMES.get(key, "unknown")] += count
     yield by("requests", "Requests received, by API.", "api", apis)
     latency = counters.upstream_latency

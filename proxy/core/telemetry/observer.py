@@ -53,7 +53,7 @@ class Counters:
         self.parse_errors: Counter[str] = Counter()
         """By kind: frame_too_large, tls_on_plain_port, ..."""
         self.counted = RequestCounts()
-        """Requests. Unknown API keys are counted as -1 (bounded whatever clients send)."""
+        """Requests, by API key. Unknown keys are counted as -1 (bounded whatever clients send)."""
         self.upstream_connects = 0
         self.upstream_connect_failures = 0
         self.node_checks: Counter[str] = Counter()
@@ -84,11 +84,6 @@ class Counters:
         """Turns of the event loop that took too long."""
         self.accept_failures = 0
         """accept() failures: out of file descriptors or memory."""
-
-    @property
-    def requests(self) -> dict[int, int]:
-        """Requests by API key."""
-        return self.counted.by_api()
 
 
 @dataclass(frozen=True, slots=True)
