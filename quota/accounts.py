@@ -14,7 +14,7 @@ _PRODUCE: Final = Kind.PRODUCE
 _FETCH: Final = Kind.FETCH
 _REQUEST: Final = Kind.REQUEST
 TRIES: Final = 8
-"""Accounts examined to find one that can be evicted."""
+"""Accounts, or unused counters, examined to find one that can be evicted."""
 # Kafka's keys of the two APIs that make up nearly all traffic: each has its own integer.
 _PRODUCE_KEY: Final = 0
 _FETCH_KEY: Final = 1

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from quota.accounts import STEP, Meter
+from quota.accounts import STEP, TRIES, Meter
 from quota.counter import LedgerSettings, QuotaCounter
 from quota.entity import DEFAULT, CounterKey, Kind, Name
 from quota.mutation import BucketCounter
@@ -17,9 +17,6 @@ EXPIRE_AFTER_MS: Final = 3_600_000
 """Kafka removes a sensor after an hour without records."""
 OVERFLOW: Final = "<overflow>"
 """Replaces the names in the key of an overflow counter."""
-TRIES: Final = 8
-"""Unused counters examined to find one that may be evicted."""
-
 PAUSE_MS: Final = 20
 """After a search without result, new clients do not search again for this time."""
 

@@ -25,7 +25,7 @@ from quota.admin import (
     names_of,
 )
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
-from quota.entity import DEFAULT, Default, Kind
+from quota.entity import DEFAULT, Kind
 from quota.table import Entry, QuotaTable
 
 Overlay = Mapping[Entity, Mapping[str, float | None]]
@@ -133,12 +133,10 @@ def from_cluster(base: QuotaTable, quotas: Quotas) -> tuple[QuotaTable, list[str
             else:
                 usable.setdefault(entity, {})[key] = limit
     table = laid_over(QuotaTable(default_scope=base.default_scope), usable)
-    rates = {entry.entity: entry.connection_creation_rate for entry in table.connections.entries}
-    connections: dict[tuple[EntityType, str | Default], ConnectionEntry] = {
-        entry.entity: entry for entry in table.connections.entries
-    }
+    connections = {entry.entity: entry for entry in table.connections.entries}
     for entry in base.connections.entries:
-        rate = rates.get(entry.entity)
+        known = connections.get(entry.entity)
+        rate = None if known is None else known.connection_creation_rate
         keeps = rate is None or entry.connection_creation_rate is not None
         if not keeps and entry.mode == "shadow":  # an entry has one mode
             keeps = True

@@ -72,8 +72,11 @@ class Entry(_EntryFields):
         scope: Scope | None = None,
     ) -> Self:
         """Raises ValueError."""
+        if user is None and client_id is None:
+            raise ValueError("a quota entry names a user, a client-id, or both")
+        if user == "" or client_id == "":
+            raise ValueError("the user and client-id of a quota entry are names, never empty")
         rates = producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate
-        _check_names(user, client_id)
         _check_limits(rates)
         return tuple.__new__(cls, (user, client_id, *rates, mode, candidate, scope))
 
@@ -181,7 +184,8 @@ class QuotaTable:
         # between, and no object per limit, because Python's garbage collector would have to visit each.
         self._by_entity: dict[tuple[Name, Name], Entry] = {entry[:2]: entry for entry in self.entries}
         if len(self._by_entity) < len(self.entries):
-            raise ValueError(_said_twice(self.entries))
+            (user, client_id), _ = Counter(entry.entity for entry in self.entries).most_common(1)[0]
+            raise ValueError(f"two quota entries for user {user!r}, client-id {client_id!r}")
         counted = self._by_entity
         if any(name.__class__ is str and len(name) > LONGEST_NAME for entity in counted for name in entity):
             counted = {_bounded(entity): entry for entity, entry in counted.items()}
@@ -295,18 +299,6 @@ def ladder(user: str, client_id: str) -> tuple[tuple[Level, tuple[Name, Name]], 
 def _bounded(entity: tuple[Name, Name]) -> tuple[Name, Name]:
     user, client_id = (bounded_name(name) if isinstance(name, str) else name for name in entity)
     return user, client_id
-
-
-def _said_twice(entries: Iterable[Entry]) -> str:
-    (user, client_id), _ = Counter(entry.entity for entry in entries).most_common(1)[0]
-    return f"two quota entries for user {user!r}, client-id {client_id!r}"
-
-
-def _check_names(user: Name, client_id: Name) -> None:
-    if user is None and client_id is None:
-        raise ValueError("a quota entry names a user, a client-id, or both")
-    if user == "" or client_id == "":
-        raise ValueError("the user and client-id of a quota entry are names, never empty")
 
 
 def _check_limits(rates: tuple[float | None, ...]) -> None:
