@@ -246,7 +246,11 @@ def selection(components: Sequence[Component], *, strict: bool) -> Callable[[Ent
     def selects(entity: Entity) -> bool:
         if strict and (not wanted or len(entity) != len(wanted)):
             return False
-        return _matches(dict(entity), wanted)
+        names = dict(entity)
+        return all(
+            kind in names and (component.match_type == _ANY or names[kind] == _canonical(kind, component.match))
+            for kind, component in wanted.items()
+        )
 
     return selects
 
@@ -265,10 +269,3 @@ def _check_component(component: Component, before: Mapping[str, Component]) -> N
         raise AdminError(INVALID_REQUEST, f"expected a name of the {kind} to look for")
     if match_type != _EXACT and match is not None:
         raise AdminError(INVALID_REQUEST, f"expected no name with match type {match_type}, got one for {kind}")
-
-
-def _matches(entity: Mapping[str, str | None], wanted: Mapping[str, Component]) -> bool:
-    return all(
-        kind in entity and (component.match_type == _ANY or entity[kind] == _canonical(kind, component.match))
-        for kind, component in wanted.items()
-    )

@@ -11,6 +11,7 @@ one connection's part of the limit from the live ones, however many connections 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 from math import ceil, inf
 from typing import Final, Protocol
 
@@ -62,14 +63,12 @@ class Sender(Protocol):
         """How many bytes of that request have not arrived yet."""
 
 
+@dataclass(slots=True)
 class Kept:
     """The requests of all groups that are kept although their client has gone: how many, and their bytes."""
 
-    __slots__ = ("bytes", "requests")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.bytes = 0
+    requests: int = 0
+    bytes: int = 0
 
     def take(self, size_bytes: int) -> bool:
         """Keep one more request. False: it would be too many, or too much."""
@@ -85,19 +84,17 @@ class Kept:
         self.bytes -= size_bytes
 
 
+@dataclass(slots=True)
 class Place:
     """A connection's place in the queue."""
 
-    __slots__ = ("ahead_ms", "asks_at", "away_until", "cost_ms", "since")
-
-    def __init__(self, ahead_ms: float, cost_ms: float, now: int) -> None:
-        self.ahead_ms = ahead_ms
-        """The cost of everything that had entered before it."""
-        self.cost_ms = cost_ms
-        self.since = now
-        self.asks_at = now
-        self.away_until = inf
-        """Its request was refused: another one is expected until then."""
+    ahead_ms: float
+    """The cost of everything that had entered before it."""
+    cost_ms: float
+    since: int
+    asks_at: int
+    away_until: float = inf
+    """Its request was refused: another one is expected until then."""
 
 
 class Queue:
@@ -138,7 +135,7 @@ class Queue:
         """Queue the connection, while the debt is `debt_ms` too high; returns how long until it should ask again."""
         place = self.find(connection)
         if place is None:
-            place = self._places[connection] = Place(self._entered_ms, cost_ms, now)
+            place = self._places[connection] = Place(self._entered_ms, cost_ms, now, now)
             self._entered_ms += cost_ms
         wait_ms = min(max(self._turn_ms(place, debt_ms), LOOK_AGAIN_FIRST_MS), LOOK_AGAIN_MS)
         place.asks_at = now + wait_ms

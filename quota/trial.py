@@ -1,6 +1,9 @@
 """Limits on trial: measured on the real traffic, never applied. Shadow entries, and candidates next to a live limit."""
 
+from dataclasses import dataclass
 
+
+@dataclass(slots=True)
 class Trial:
     """What one limit would have done to one counter's traffic.
 
@@ -9,17 +12,14 @@ class Trial:
     this is what the limit would do to clients that go on asking for as much.
     """
 
-    __slots__ = ("limit", "throttle_ms", "throttled", "until_ms")
-
-    def __init__(self) -> None:
-        self.limit: float | None = None
-        """None: no longer on trial; what it has counted stays."""
-        self.throttled = 0
-        """Charges that would have been delayed or refused."""
-        self.throttle_ms = 0
-        """Milliseconds covered by the delays, counted when a delay would have been imposed, as real ones are."""
-        self.until_ms = 0
-        """Where the delays counted so far end."""
+    limit: float | None = None
+    """None: no longer on trial; what it has counted stays."""
+    throttled: int = 0
+    """Charges that would have been delayed or refused."""
+    throttle_ms: int = 0
+    """Milliseconds covered by the delays, counted when a delay would have been imposed, as real ones are."""
+    until_ms: int = 0
+    """Where the delays counted so far end."""
 
     def put_to(self, limit: float | None) -> None:
         """Continue with this limit. Delays of another one say nothing about it, so its time is counted from now on."""

@@ -22,16 +22,14 @@ _LITTLE: Final = 1e-3
 """A share that grows by less than this fraction of itself is not changed. A smaller one always applies."""
 
 
+@dataclass(slots=True)
 class _Local:
     """One group at the last step."""
 
-    __slots__ = ("amount", "group", "hash", "throttled")
-
-    def __init__(self, group: QuotaCounter) -> None:
-        self.group = group
-        self.hash = group_hash(group.kind, group.key)
-        self.amount: float = group.usage.amount
-        self.throttled = group.usage.throttled
+    group: QuotaCounter
+    hash: int
+    amount: float
+    throttled: int
 
 
 @dataclass(slots=True)
@@ -145,8 +143,9 @@ class Shares:
     def _found(self, group: QuotaCounter) -> None:
         local = self._locals.get(id(group))
         if local is None:
-            local = self._locals[id(group)] = _Local(group)
-            self.fleet.join(local.hash, self._now)
+            number, usage = group_hash(group.kind, group.key), group.usage
+            local = self._locals[id(group)] = _Local(group, number, usage.amount, usage.throttled)
+            self.fleet.join(number, self._now)
         self._give(local, self._now, again=True)
 
     def _forgotten(self, group: QuotaCounter) -> None:

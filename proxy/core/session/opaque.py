@@ -7,6 +7,7 @@ is not read until the delay is over, and TCP backpressure does the rest.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -30,18 +31,16 @@ SOFTWARE: Final = "TLS, passed through"
 """Shown in place of a client library."""
 
 
+@dataclass(eq=False, slots=True)
 class Flow:
     """One direction: what has moved, and until when it is not read. It is its own place in its group's queue."""
 
-    __slots__ = ("kind", "moved_bytes", "muted", "out", "until_ms")
-
-    def __init__(self, kind: Kind, out: Outgoing) -> None:
-        self.kind = kind
-        self.out = out
-        self.moved_bytes = 0
-        self.muted = False
-        self.until_ms = 0.0
-        """The end of the latest mute."""
+    kind: Kind
+    out: Outgoing
+    moved_bytes: int = 0
+    muted: bool = False
+    until_ms: float = 0.0
+    """The end of the latest mute."""
 
     def mute(self, until_ms: float) -> None:
         """Do not read it before this time."""
