@@ -286,7 +286,7 @@ class Fleet:
         used: dict[int, list[_Own]] = {}
         """By partition."""
         for number, own in enumerate(list(self._own.values()), 1):
-            moves = view.moves.get(own.group, 0)
+            moves = view.moves[own.group]
             if moves != own.moves:
                 own.moves = moves
                 self._settle_for_less(own, now)

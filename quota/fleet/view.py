@@ -4,6 +4,7 @@ Times are the reader's own: when a record arrived, never when it was written. Me
 records say: only groups that are followed are kept, and no more members, reports and time than the limits below.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from math import inf, nextafter
@@ -68,7 +69,7 @@ class View:
         self._next_sweep = 0.0
         self._counted = 0
         self._count_until = 0.0
-        self.moves: Final[dict[int, int]] = {}
+        self.moves: Final[Counter[int]] = Counter()
         """By group, how often a demand has moved."""
         self.repeated = 0
         """Records older than one already read: repeated, or overtaken."""
@@ -120,7 +121,9 @@ class View:
 
     def _take_use(self, group: dict[int, LastUse], member: int, use: GroupUse, ends: float) -> None:
         before = group.get(member)
-        self._note_move(use, before)
+        was = 0.0 if before is None else before.use.demand
+        if abs(use.demand - was) > MOVED * max(use.demand, was) or (use.held == 0) != (before is None):
+            self.moves[use.group] += 1
         if not (use.demand or use.held or use.claim or use.level):
             self._uses -= group.pop(member, None) is not None
         elif before is not None:
@@ -186,17 +189,12 @@ class View:
         for one in [one for one, member in self.members.items() if now - member.at_ms > kept_ms + member.gone_after_ms]:
             del self.members[one]
 
-    def _note_move(self, use: GroupUse, before: LastUse | None) -> None:
-        was = 0.0 if before is None else before.use.demand
-        if abs(use.demand - was) > MOVED * max(use.demand, was) or (use.held == 0) != (before is None):
-            self.moves[use.group] = self.moves.get(use.group, 0) + 1
-
     def _forget(self, leaving: int, now: float) -> None:
         self.members[leaving].left = True
         for key, group in self._groups.items():
             seen = group.get(leaving)
             if seen is not None and now <= seen.gone_ms:
                 seen.gone_ms = nextafter(now, -inf)  # from now on, this very millisecond included
-                self.moves[key] = self.moves.get(key, 0) + 1
+                self.moves[key] += 1
         for writers in self._writers.values():
             writers.pop(leaving, None)
