@@ -41,7 +41,8 @@ class CounterStore:
 
     def __init__(self, settings: LedgerSettings, most: int, table: QuotaTable) -> None:
         self._settings = settings
-        self._table = table
+        self.table = table
+        """The limits in force."""
         self._applied = 0
         self._most = most
         self._by_kind: dict[Kind, dict[CounterKey, QuotaCounter]] = {kind: {} for kind in Kind}
@@ -75,12 +76,12 @@ class CounterStore:
         """A client's own counter, if it has one."""
         group = self._by_kind[kind].get(key)
         if group is not None and group.applied != self._applied:
-            self._apply(group, self._table.limit_of(kind, key))
+            self._apply(group, self.table.limit_of(kind, key))
         return group
 
     def attach(self, meter: Meter, kind: Kind, user: str, client_id: str, now: int) -> None:
         """Attach an account's meter to the counter that the table gives for it."""
-        resolution = self._table.resolve(kind, user, client_id)
+        resolution = self.table.resolve(kind, user, client_id)
         group = self._find(kind, resolution, now) if resolution.recorded else None
         if group is not None:
             group.users += 1
@@ -99,7 +100,7 @@ class CounterStore:
     def swap(self, table: QuotaTable) -> None:
         """Put other limits in force; the samples stay. Each counter gets its limit on its next use, so that a reload
         takes no longer when there are many."""
-        self._table = table
+        self.table = table
         self._applied += 1
         for (kind, entity), group in list(self._overflow.items()):
             entry = table.get(*entity)
@@ -139,7 +140,7 @@ class CounterStore:
         group = self.get(kind, key)
         if group is not None:
             return group
-        limit = Limit(resolution.limit, resolution.level, resolution.entry, self._table.of_fleet(resolution.entry))
+        limit = Limit(resolution.limit, resolution.level, resolution.entry, self.table.of_fleet(resolution.entry))
         if len(groups) >= self._most and (limit.entry is None or DEFAULT in limit.entry.entity):
             self._evict(now)
             if len(groups) >= self._most:

@@ -69,7 +69,6 @@ class Ledger:
 
     def __init__(self, table: QuotaTable, *, max_clients: int = MAX_CLIENTS, **settings: Any) -> None:
         self.settings: Final = LedgerSettings(**settings)
-        self._table = table
         self.generation = 0
         """The generation of the table in force: a meter of another one has to be resolved again."""
         self._accounts = Accounts(max_clients, self._forgotten)
@@ -81,7 +80,7 @@ class Ledger:
         """Clients that were active since the reader last replaced this with an empty one; None: no reader. By name: a
         reference to an account would prevent its eviction."""
         self.connections: Final = ConnectionGate(
-            lambda: self._table.connections, num_samples=self.settings.num_samples, window_ms=self.settings.window_ms
+            lambda: self.table.connections, num_samples=self.settings.num_samples, window_ms=self.settings.window_ms
         )
         """Counters of connections, under the same table of limits."""
         self.reservations = 0
@@ -96,7 +95,7 @@ class Ledger:
     @property
     def table(self) -> QuotaTable:
         """The limits in force."""
-        return self._table
+        return self.counters.table
 
     def account(self, user: str, client_id: str) -> Account:
         """The account of a client; the same object for the same names as long as it is retained. An empty user is
@@ -240,7 +239,6 @@ class Ledger:
     def swap(self, table: QuotaTable) -> None:
         """Put other limits in force. Counters stay; a client whose levels changed may move to another counter, and
         finds that one's history when it comes back (Kafka's metric tags)."""
-        self._table = table
         self.generation += 1
         self.counters.swap(table)
 
@@ -309,8 +307,8 @@ class Ledger:
 
     def _explain(self, kind: Kind, user: str, client_id: str, now: int) -> KindExplanation:
         identity = _identity(user, client_id)
-        resolution = self._table.resolve(kind, user, client_id)
-        candidates = self._table.candidates(kind, user, client_id)
+        resolution = self.table.resolve(kind, user, client_id)
+        candidates = self.table.candidates(kind, user, client_id)
         winner = next((one for one in candidates if one.level == resolution.level), None)
         group = self.counters.get(kind, resolution.key)
         account = self._accounts.get(identity)
