@@ -78,32 +78,12 @@ class Proving(enum.IntEnum):
     """The broker has accepted the login, or needs none: the user is being looked up."""
 
 
-class Event(enum.Enum):
-    """What moves them."""
-
-    END = enum.auto()
-    DRAIN = enum.auto()
-    BOUNDARY = enum.auto()
-    CLOSE = enum.auto()
-    REQUEST = enum.auto()
-    CONNECTED = enum.auto()
-    MUTE = enum.auto()
-    QUEUE = enum.auto()
-    DEADLINE = enum.auto()
-    ADMIT = enum.auto()
-    REFUSE = enum.auto()
-    FILLED = enum.auto()
-    FREED = enum.auto()
-    ASK = enum.auto()
-    DECIDED = enum.auto()
-    BEGUN = enum.auto()
-    SENT = enum.auto()
-    CONTINUED = enum.auto()
-    ACCEPTED = enum.auto()
-    OVER = enum.auto()
-    PROBED = enum.auto()
-    NAMED = enum.auto()
-
+Event = enum.Enum(
+    "Event",
+    "END DRAIN BOUNDARY CLOSE REQUEST CONNECTED MUTE QUEUE DEADLINE ADMIT REFUSE FILLED FREED ASK DECIDED BEGUN SENT "
+    "CONTINUED ACCEPTED OVER PROBED NAMED",
+)
+"""What moves them."""
 
 S = TypeVar("S", bound=enum.IntEnum)
 Table = Mapping[S, Mapping[Event, S]]
