@@ -189,7 +189,7 @@ class ConnectionLimits:
 
     def with_entry(self, entry: ConnectionEntry) -> "ConnectionLimits":
         """Limits in which `entry` replaces any other of its entity."""
-        return ConnectionLimits((*(one for one in self.entries if one.entity != entry.entity), entry))
+        return ConnectionLimits((*self.without(*entry.entity).entries, entry))
 
     def without(self, entity_type: EntityType, name: str | Default) -> "ConnectionLimits":
         """Limits without this entity."""

@@ -24,13 +24,7 @@ from quota.window import WindowCounter
 if TYPE_CHECKING:
     from quota.fleet.shares import Shares
 
-__all__ = [
-    "MAX_CLIENTS",
-    "Account",
-    "KindExplanation",
-    "Ledger",
-    "Meter",
-]
+__all__ = ["MAX_CLIENTS", "Account", "KindExplanation", "Ledger", "Meter"]
 
 MAX_CLIENTS: Final = 20_000
 """Clients remembered, and counters of each kind, by default."""

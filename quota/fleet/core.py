@@ -13,16 +13,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from quota.fleet.claim import Claim, exact
 from quota.fleet.demand import DemandEstimate
-from quota.fleet.record import (
-    MAC_BYTES,
-    FleetRecordError,
-    GroupUse,
-    Record,
-    Seal,
-    decode,
-    encode,
-    next_member,
-)
+from quota.fleet.record import MAC_BYTES, FleetRecordError, GroupUse, Record, Seal, decode, encode, next_member
 from quota.fleet.split import CAPACITY, floor_share, grant_of
 from quota.fleet.timing import Timing
 from quota.fleet.view import MOVED, LastUse, View
