@@ -158,7 +158,6 @@ class Shares:
         elapsed_s = max(now - self._sampled, 1.0) / 1000.0
         self._sampled = now
         fleet = self.fleet
-        gone = []
         for number, (key, local) in enumerate(list(self._locals.items()), 1):
             if number % STEP == 0:
                 yield
@@ -167,7 +166,7 @@ class Shares:
                 continue
             usage = group.usage
             if not group.fleet:
-                gone.append(group)
+                self._forgotten(group)
                 continue
             quiet = usage.amount == local.amount and usage.throttled == local.throttled
             if quiet and key not in self._active and not group.waiting:
@@ -183,8 +182,6 @@ class Shares:
             if whole:
                 fleet.sample(local.hash, rate, rate / whole, group.fullness(int(now)), short, now)
                 self._active[key] = local
-        for group in gone:
-            self._forgotten(group)
         for place, connections in list(self._rates.items()):
             self._sample_rate(place, connections, elapsed_s, now)
         for number, (key, local) in enumerate(list(self._active.items()), 1):
