@@ -106,7 +106,7 @@ class CounterStore:
             entry = table.get(*entity)
             limit = None if entry is None else entry.limit(kind)
             if limit is None:
-                self._drop_overflow(kind, entity)
+                self._say(self._overflow.pop((kind, entity)))
             else:
                 self._apply(group, Limit(limit, group.level, entry, table.of_fleet(entry)))
 
@@ -128,7 +128,7 @@ class CounterStore:
         available = False
         for (kind, entity), group in list(self._overflow.items()):
             if group.users == 0 and group.forgettable(now):
-                self._drop_overflow(kind, entity)
+                self._say(self._overflow.pop((kind, entity)))
             elif group.users:
                 self._evict(now)
                 available = available or len(self._by_kind[kind]) < self._most
@@ -198,9 +198,6 @@ class CounterStore:
         del self._by_kind[group.kind][group.key]
         self._unused.pop((group.kind, group.key), None)
         self._say(group)
-
-    def _drop_overflow(self, kind: Kind, entity: Entity) -> None:
-        self._say(self._overflow.pop((kind, entity)))
 
     def _say(self, forgotten: QuotaCounter) -> None:
         for listener in self.on_forget:
