@@ -1,6 +1,7 @@
 """An instance's demand for a group: what it uses, or more while its clients are throttled."""
 
 from collections import deque
+from math import inf
 from typing import Final
 
 SAMPLE_MS: Final = 500
@@ -36,12 +37,12 @@ class DemandEstimate:
         """
         self._samples.append(usage)
         self._sticks = _STICKS if short else max(self._sticks - 1, 0)
-        if not self._sticks:
+        if self._sticks:
+            self._short_for += 1
+            factor = next((factor for most, factor in _STEPS if self._short_for <= most), inf)
+            wanted = max(share, fair, usage) * factor
+        else:
             self._short_for = 0
-            self.demand = min(HEADROOM * sum(self._samples) / len(self._samples), 1.0)
-            return self.demand
-        self._short_for += 1
-        base = max(share, fair, usage)
-        factor = next((factor for most, factor in _STEPS if self._short_for <= most), None)
-        self.demand = 1.0 if factor is None else min(base * factor, 1.0)
+            wanted = HEADROOM * sum(self._samples) / len(self._samples)
+        self.demand = min(wanted, 1.0)
         return self.demand
