@@ -75,11 +75,8 @@ def page() -> str:
         known = [release[key] for release in releases.values() if key in release]
         spans = [_span(*release[key]) if key in release else "" for release in releases.values()]
         low, high = (pick(spans_of[at] for spans_of in known) for at, pick in ((0, min), (1, max)))
-        told = [
-            version
-            for first, last, _ in schema.THROTTLE_POSITIONS.get(key, ())
-            for version in range(max(first, low), min(last, high) + 1)
-        ]
+        _, _, last, _, first, _ = schema.APIS[key]
+        told = range(max(first, low), min(last, high) + 1)
         cells = [str(key), schema.API_NAMES[key], *spans, _spans(told), _done(key, range(low, high + 1))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -42,10 +42,8 @@ def read_api_versions(version: int, frame: bytes) -> dict[int, tuple[int, int]]:
 
 def throttle_offset(api_key: int, version: int) -> int | None:
     """Offset of throttle_time_ms from the frame's start (size prefix included), if all such responses have it there."""
-    for first, last, at in schema.THROTTLE_POSITIONS.get(api_key, ()):
-        if first <= version <= last:
-            return None if at < 0 else 8 + apis.response_header_version(api_key, version) + at
-    return None
+    _, _, highest, _, first, at = schema.APIS[api_key]
+    return 8 + apis.response_header_version(api_key, version) + at if first <= version <= highest and at >= 0 else None
 
 
 def kio_versions(kind: EntityType = EntityType.response) -> list[tuple[int, int]]:

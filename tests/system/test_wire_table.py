@@ -22,7 +22,7 @@ from tests.support.wire_tools import (
     throttle_offset,
 )
 
-ALL_VERSIONS = [(key, version) for key, (_, low, high, _) in schema.APIS.items() for version in range(low, high + 1)]
+ALL_VERSIONS = [(key, version) for key, (_, low, high, *_) in schema.APIS.items() for version in range(low, high + 1)]
 
 
 def test_committed_schema_matches_published_schemas() -> None:

@@ -7,7 +7,7 @@ versions the broker speaks (KIP-511).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Final
 
 from proxy.core.wire import schema
@@ -50,8 +50,8 @@ UNKNOWN: Final = 255
 """In a table of facts about versions of APIs (`by_place`): no value."""
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
 _APIS: Final = max(schema.APIS) + 1
-_VERSIONS: Final = 32
-"""Places per API in such a table; no API has as many versions."""
+_VERSIONS: Final = max(highest for _, _, highest, *_ in schema.APIS.values()) + 1
+"""Places per API in such a table."""
 
 
 def place(api_key: int, version: int) -> int:
@@ -62,25 +62,14 @@ def place(api_key: int, version: int) -> int:
     return _APIS * _VERSIONS
 
 
-def by_place(facts: Mapping[tuple[int, int], int]) -> bytes:
-    """A table of small numbers by API key and version. An index into it takes a hundredth of the time of a dictionary
-    lookup, and this is done several times for each request."""
+def by_place(fact: Callable[[int, int], int]) -> bytes:
+    """A table of small numbers: `fact(api_key, version)` for all that are known. An index into it takes a hundredth of
+    the time of a dictionary lookup, and this is done several times for each request."""
     table = bytearray((UNKNOWN,)) * (_APIS * _VERSIONS + 1)
-    for (api_key, version), fact in facts.items():
-        if not (0 <= api_key < _APIS and 0 <= version < _VERSIONS and 0 <= fact <= UNKNOWN):
-            raise ValueError(f"no place for {fact} of API {api_key} version {version}")
-        table[api_key * _VERSIONS + version] = fact
+    for api_key, (_, lowest, highest, *_) in schema.APIS.items():
+        for version in range(lowest, highest + 1):
+            table[place(api_key, version)] = fact(api_key, version)
     return bytes(table)
-
-
-HEADERS: Final = by_place(
-    {
-        (key, version): 0 if (key, version) == (CONTROLLED_SHUTDOWN, 0) else 2 if version >= flexible else 1
-        for key, (_, lowest, highest, flexible) in schema.APIS.items()
-        for version in range(lowest, highest + 1)
-    }
-)
-"""Request header version of every known API and version, by `place`."""
 
 
 def api_name(api_key: int) -> str:
@@ -119,6 +108,10 @@ def request_header_version(api_key: int, api_version: int) -> int:
     if api_key == CONTROLLED_SHUTDOWN and api_version == 0:
         return 0
     return 2 if is_flexible(api_key, api_version) else 1
+
+
+HEADERS: Final = by_place(request_header_version)
+"""`request_header_version` of every known API and version, by `place`."""
 
 
 def response_header_version(api_key: int, api_version: int) -> int:

@@ -89,11 +89,7 @@ _ADDRESS_WALKS: Final = by_version(schema.ADDRESS_WALKS)
 
 # Fetch is not inspected: brokers are asked with a version that has no addresses (fetch_version_upstream).
 _NEEDS_REWRITE: Final = apis.by_place(
-    {
-        (key, version): key == API_VERSIONS or (key != FETCH and key << 16 | version in _ADDRESS_WALKS)
-        for key in (*schema.ADDRESS_WALKS, API_VERSIONS)
-        for version in range(schema.APIS[key][1], schema.APIS[key][2] + 1)
-    }
+    lambda key, version: key == API_VERSIONS or (key != FETCH and key << 16 | version in _ADDRESS_WALKS)
 )
 _UNKNOWN: Final = apis.UNKNOWN
 _APIS_AT: Final = 10

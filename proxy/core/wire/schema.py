@@ -6,334 +6,235 @@ The same jars give the same file; `python -m tests.lab.wire_schema --check` comp
 # fmt: off
 from typing import Final
 
-from proxy.core.wire.primitives import (
-    ARRAY,
-    BYTES,
-    ENDPOINT_TYPE,
-    HOST,
-    NODE_ID,
-    PORT,
-    SKIP,
-    STRING,
-    TAGS,
-    THROTTLE,
-    TOPIC,
-    TOPIC_ID,
-    VARARRAY,
-    VARHOST,
-    VARLEN,
-    VARTOPIC,
-    Program,
-)
+from proxy.core.wire import primitives as p
 
 SOURCES: Final = ("4.4.0", "4.3.1", "4.2.0", "3.9.1", "3.7.2")
 """Releases of kafka-clients that the tables were made from, newest first."""
 
-APIS: Final[dict[int, tuple[str, int, int, int]]] = {
-    0: ("Produce", 0, 13, 9),
-    1: ("Fetch", 0, 18, 12),
-    2: ("ListOffsets", 0, 11, 6),
-    3: ("Metadata", 0, 13, 9),
-    4: ("LeaderAndIsr", 0, 7, 4),
-    5: ("StopReplica", 0, 4, 2),
-    6: ("UpdateMetadata", 0, 8, 6),
-    7: ("ControlledShutdown", 0, 3, 3),
-    8: ("OffsetCommit", 0, 10, 8),
-    9: ("OffsetFetch", 0, 10, 6),
-    10: ("FindCoordinator", 0, 6, 3),
-    11: ("JoinGroup", 0, 9, 6),
-    12: ("Heartbeat", 0, 4, 4),
-    13: ("LeaveGroup", 0, 5, 4),
-    14: ("SyncGroup", 0, 5, 4),
-    15: ("DescribeGroups", 0, 6, 5),
-    16: ("ListGroups", 0, 5, 3),
-    17: ("SaslHandshake", 0, 1, 32768),
-    18: ("ApiVersions", 0, 5, 3),
-    19: ("CreateTopics", 0, 7, 5),
-    20: ("DeleteTopics", 0, 6, 4),
-    21: ("DeleteRecords", 0, 2, 2),
-    22: ("InitProducerId", 0, 6, 2),
-    23: ("OffsetForLeaderEpoch", 0, 4, 4),
-    24: ("AddPartitionsToTxn", 0, 5, 3),
-    25: ("AddOffsetsToTxn", 0, 4, 3),
-    26: ("EndTxn", 0, 5, 3),
-    27: ("WriteTxnMarkers", 0, 2, 1),
-    28: ("TxnOffsetCommit", 0, 6, 3),
-    29: ("DescribeAcls", 0, 3, 2),
-    30: ("CreateAcls", 0, 3, 2),
-    31: ("DeleteAcls", 0, 3, 2),
-    32: ("DescribeConfigs", 0, 4, 4),
-    33: ("AlterConfigs", 0, 2, 2),
-    34: ("AlterReplicaLogDirs", 0, 2, 2),
-    35: ("DescribeLogDirs", 0, 5, 2),
-    36: ("SaslAuthenticate", 0, 2, 2),
-    37: ("CreatePartitions", 0, 3, 2),
-    38: ("CreateDelegationToken", 0, 3, 2),
-    39: ("RenewDelegationToken", 0, 2, 2),
-    40: ("ExpireDelegationToken", 0, 2, 2),
-    41: ("DescribeDelegationToken", 0, 3, 2),
-    42: ("DeleteGroups", 0, 3, 2),
-    43: ("ElectLeaders", 0, 2, 2),
-    44: ("IncrementalAlterConfigs", 0, 1, 1),
-    45: ("AlterPartitionReassignments", 0, 1, 0),
-    46: ("ListPartitionReassignments", 0, 0, 0),
-    47: ("OffsetDelete", 0, 0, 32768),
-    48: ("DescribeClientQuotas", 0, 1, 1),
-    49: ("AlterClientQuotas", 0, 1, 1),
-    50: ("DescribeUserScramCredentials", 0, 0, 0),
-    51: ("AlterUserScramCredentials", 0, 0, 0),
-    52: ("Vote", 0, 2, 0),
-    53: ("BeginQuorumEpoch", 0, 1, 1),
-    54: ("EndQuorumEpoch", 0, 1, 1),
-    55: ("DescribeQuorum", 0, 2, 0),
-    56: ("AlterPartition", 0, 3, 0),
-    57: ("UpdateFeatures", 0, 2, 0),
-    58: ("Envelope", 0, 0, 0),
-    59: ("FetchSnapshot", 0, 1, 0),
-    60: ("DescribeCluster", 0, 2, 0),
-    61: ("DescribeProducers", 0, 0, 0),
-    62: ("BrokerRegistration", 0, 4, 0),
-    63: ("BrokerHeartbeat", 0, 2, 0),
-    64: ("UnregisterBroker", 0, 0, 0),
-    65: ("DescribeTransactions", 0, 0, 0),
-    66: ("ListTransactions", 0, 2, 0),
-    67: ("AllocateProducerIds", 0, 0, 0),
-    68: ("ConsumerGroupHeartbeat", 0, 1, 0),
-    69: ("ConsumerGroupDescribe", 0, 1, 0),
-    70: ("ControllerRegistration", 0, 0, 0),
-    71: ("GetTelemetrySubscriptions", 0, 0, 0),
-    72: ("PushTelemetry", 0, 0, 0),
-    73: ("AssignReplicasToDirs", 0, 0, 0),
-    74: ("ListConfigResources", 0, 1, 0),
-    75: ("DescribeTopicPartitions", 0, 0, 0),
-    76: ("ShareGroupHeartbeat", 0, 1, 0),
-    77: ("ShareGroupDescribe", 0, 1, 0),
-    78: ("ShareFetch", 0, 2, 0),
-    79: ("ShareAcknowledge", 0, 2, 0),
-    80: ("AddRaftVoter", 0, 1, 0),
-    81: ("RemoveRaftVoter", 0, 0, 0),
-    82: ("UpdateRaftVoter", 0, 0, 0),
-    83: ("InitializeShareGroupState", 0, 0, 0),
-    84: ("ReadShareGroupState", 0, 0, 0),
-    85: ("WriteShareGroupState", 0, 1, 0),
-    86: ("DeleteShareGroupState", 0, 0, 0),
-    87: ("ReadShareGroupStateSummary", 0, 1, 0),
-    88: ("StreamsGroupHeartbeat", 0, 1, 0),
-    89: ("StreamsGroupDescribe", 0, 1, 0),
-    90: ("DescribeShareGroupOffsets", 0, 1, 0),
-    91: ("AlterShareGroupOffsets", 0, 0, 0),
-    92: ("DeleteShareGroupOffsets", 0, 0, 0),
-    93: ("StreamsGroupTopologyDescriptionUpdate", 0, 0, 0),
-    94: ("UnregisterController", 0, 0, 0),
+APIS: Final[dict[int, tuple[str, int, int, int, int, int]]] = {
+    0: ("Produce", 0, 13, 9, 1, -1),
+    1: ("Fetch", 0, 18, 12, 1, 0),
+    2: ("ListOffsets", 0, 11, 6, 2, 0),
+    3: ("Metadata", 0, 13, 9, 3, 0),
+    4: ("LeaderAndIsr", 0, 7, 4, 32768, 0),
+    5: ("StopReplica", 0, 4, 2, 32768, 0),
+    6: ("UpdateMetadata", 0, 8, 6, 32768, 0),
+    7: ("ControlledShutdown", 0, 3, 3, 32768, 0),
+    8: ("OffsetCommit", 0, 10, 8, 3, 0),
+    9: ("OffsetFetch", 0, 10, 6, 3, 0),
+    10: ("FindCoordinator", 0, 6, 3, 1, 0),
+    11: ("JoinGroup", 0, 9, 6, 2, 0),
+    12: ("Heartbeat", 0, 4, 4, 1, 0),
+    13: ("LeaveGroup", 0, 5, 4, 1, 0),
+    14: ("SyncGroup", 0, 5, 4, 1, 0),
+    15: ("DescribeGroups", 0, 6, 5, 1, 0),
+    16: ("ListGroups", 0, 5, 3, 1, 0),
+    17: ("SaslHandshake", 0, 1, 32768, 32768, 0),
+    18: ("ApiVersions", 0, 5, 3, 1, -1),
+    19: ("CreateTopics", 0, 7, 5, 2, 0),
+    20: ("DeleteTopics", 0, 6, 4, 1, 0),
+    21: ("DeleteRecords", 0, 2, 2, 0, 0),
+    22: ("InitProducerId", 0, 6, 2, 0, 0),
+    23: ("OffsetForLeaderEpoch", 0, 4, 4, 2, 0),
+    24: ("AddPartitionsToTxn", 0, 5, 3, 0, 0),
+    25: ("AddOffsetsToTxn", 0, 4, 3, 0, 0),
+    26: ("EndTxn", 0, 5, 3, 0, 0),
+    27: ("WriteTxnMarkers", 0, 2, 1, 32768, 0),
+    28: ("TxnOffsetCommit", 0, 6, 3, 0, 0),
+    29: ("DescribeAcls", 0, 3, 2, 0, 0),
+    30: ("CreateAcls", 0, 3, 2, 0, 0),
+    31: ("DeleteAcls", 0, 3, 2, 0, 0),
+    32: ("DescribeConfigs", 0, 4, 4, 0, 0),
+    33: ("AlterConfigs", 0, 2, 2, 0, 0),
+    34: ("AlterReplicaLogDirs", 0, 2, 2, 0, 0),
+    35: ("DescribeLogDirs", 0, 5, 2, 0, 0),
+    36: ("SaslAuthenticate", 0, 2, 2, 32768, 0),
+    37: ("CreatePartitions", 0, 3, 2, 0, 0),
+    38: ("CreateDelegationToken", 0, 3, 2, 0, -1),
+    39: ("RenewDelegationToken", 0, 2, 2, 0, 10),
+    40: ("ExpireDelegationToken", 0, 2, 2, 0, 10),
+    41: ("DescribeDelegationToken", 0, 3, 2, 0, -1),
+    42: ("DeleteGroups", 0, 3, 2, 0, 0),
+    43: ("ElectLeaders", 0, 2, 2, 0, 0),
+    44: ("IncrementalAlterConfigs", 0, 1, 1, 0, 0),
+    45: ("AlterPartitionReassignments", 0, 1, 0, 0, 0),
+    46: ("ListPartitionReassignments", 0, 0, 0, 0, 0),
+    47: ("OffsetDelete", 0, 0, 32768, 0, 2),
+    48: ("DescribeClientQuotas", 0, 1, 1, 0, 0),
+    49: ("AlterClientQuotas", 0, 1, 1, 0, 0),
+    50: ("DescribeUserScramCredentials", 0, 0, 0, 0, 0),
+    51: ("AlterUserScramCredentials", 0, 0, 0, 0, 0),
+    52: ("Vote", 0, 2, 0, 32768, 0),
+    53: ("BeginQuorumEpoch", 0, 1, 1, 32768, 0),
+    54: ("EndQuorumEpoch", 0, 1, 1, 32768, 0),
+    55: ("DescribeQuorum", 0, 2, 0, 32768, 0),
+    56: ("AlterPartition", 0, 3, 0, 0, 0),
+    57: ("UpdateFeatures", 0, 2, 0, 0, 0),
+    58: ("Envelope", 0, 0, 0, 32768, 0),
+    59: ("FetchSnapshot", 0, 1, 0, 0, 0),
+    60: ("DescribeCluster", 0, 2, 0, 0, 0),
+    61: ("DescribeProducers", 0, 0, 0, 0, 0),
+    62: ("BrokerRegistration", 0, 4, 0, 0, 0),
+    63: ("BrokerHeartbeat", 0, 2, 0, 0, 0),
+    64: ("UnregisterBroker", 0, 0, 0, 0, 0),
+    65: ("DescribeTransactions", 0, 0, 0, 0, 0),
+    66: ("ListTransactions", 0, 2, 0, 0, 0),
+    67: ("AllocateProducerIds", 0, 0, 0, 0, 0),
+    68: ("ConsumerGroupHeartbeat", 0, 1, 0, 0, 0),
+    69: ("ConsumerGroupDescribe", 0, 1, 0, 0, 0),
+    70: ("ControllerRegistration", 0, 0, 0, 0, 0),
+    71: ("GetTelemetrySubscriptions", 0, 0, 0, 0, 0),
+    72: ("PushTelemetry", 0, 0, 0, 0, 0),
+    73: ("AssignReplicasToDirs", 0, 0, 0, 0, 0),
+    74: ("ListConfigResources", 0, 1, 0, 0, 0),
+    75: ("DescribeTopicPartitions", 0, 0, 0, 0, 0),
+    76: ("ShareGroupHeartbeat", 0, 1, 0, 0, 0),
+    77: ("ShareGroupDescribe", 0, 1, 0, 0, 0),
+    78: ("ShareFetch", 0, 2, 0, 0, 0),
+    79: ("ShareAcknowledge", 0, 2, 0, 0, 0),
+    80: ("AddRaftVoter", 0, 1, 0, 0, 0),
+    81: ("RemoveRaftVoter", 0, 0, 0, 0, 0),
+    82: ("UpdateRaftVoter", 0, 0, 0, 0, 0),
+    83: ("InitializeShareGroupState", 0, 0, 0, 32768, 0),
+    84: ("ReadShareGroupState", 0, 0, 0, 32768, 0),
+    85: ("WriteShareGroupState", 0, 1, 0, 32768, 0),
+    86: ("DeleteShareGroupState", 0, 0, 0, 32768, 0),
+    87: ("ReadShareGroupStateSummary", 0, 1, 0, 32768, 0),
+    88: ("StreamsGroupHeartbeat", 0, 1, 0, 0, 0),
+    89: ("StreamsGroupDescribe", 0, 1, 0, 0, 0),
+    90: ("DescribeShareGroupOffsets", 0, 1, 0, 0, 0),
+    91: ("AlterShareGroupOffsets", 0, 0, 0, 0, 0),
+    92: ("DeleteShareGroupOffsets", 0, 0, 0, 0, 0),
+    93: ("StreamsGroupTopologyDescriptionUpdate", 0, 0, 0, 0, 0),
+    94: ("UnregisterController", 0, 0, 0, 0, 0),
 }
-"""API key: (name, lowest version, highest version, first flexible version; 32768 when none is)."""
+"""API key: (name, lowest version, highest version, first flexible version, first version with a
+throttle_time_ms, its offset in the body; -1: see THROTTLE_WALKS). First version 32768: none has it."""
 
 API_NAMES: Final[dict[int, str]] = {key: known[0] for key, known in APIS.items()}
 """API key: name, such as Produce."""
 
-THROTTLE_POSITIONS: Final[dict[int, tuple[tuple[int, int, int], ...]]] = {
-    0: ((1, 13, -1),),  # Produce
-    1: ((1, 18, 0),),  # Fetch
-    2: ((2, 11, 0),),  # ListOffsets
-    3: ((3, 13, 0),),  # Metadata
-    8: ((3, 10, 0),),  # OffsetCommit
-    9: ((3, 10, 0),),  # OffsetFetch
-    10: ((1, 6, 0),),  # FindCoordinator
-    11: ((2, 9, 0),),  # JoinGroup
-    12: ((1, 4, 0),),  # Heartbeat
-    13: ((1, 5, 0),),  # LeaveGroup
-    14: ((1, 5, 0),),  # SyncGroup
-    15: ((1, 6, 0),),  # DescribeGroups
-    16: ((1, 5, 0),),  # ListGroups
-    18: ((1, 5, -1),),  # ApiVersions
-    19: ((2, 7, 0),),  # CreateTopics
-    20: ((1, 6, 0),),  # DeleteTopics
-    21: ((0, 2, 0),),  # DeleteRecords
-    22: ((0, 6, 0),),  # InitProducerId
-    23: ((2, 4, 0),),  # OffsetForLeaderEpoch
-    24: ((0, 5, 0),),  # AddPartitionsToTxn
-    25: ((0, 4, 0),),  # AddOffsetsToTxn
-    26: ((0, 5, 0),),  # EndTxn
-    28: ((0, 6, 0),),  # TxnOffsetCommit
-    29: ((0, 3, 0),),  # DescribeAcls
-    30: ((0, 3, 0),),  # CreateAcls
-    31: ((0, 3, 0),),  # DeleteAcls
-    32: ((0, 4, 0),),  # DescribeConfigs
-    33: ((0, 2, 0),),  # AlterConfigs
-    34: ((0, 2, 0),),  # AlterReplicaLogDirs
-    35: ((0, 5, 0),),  # DescribeLogDirs
-    37: ((0, 3, 0),),  # CreatePartitions
-    38: ((0, 3, -1),),  # CreateDelegationToken
-    39: ((0, 2, 10),),  # RenewDelegationToken
-    40: ((0, 2, 10),),  # ExpireDelegationToken
-    41: ((0, 3, -1),),  # DescribeDelegationToken
-    42: ((0, 3, 0),),  # DeleteGroups
-    43: ((0, 2, 0),),  # ElectLeaders
-    44: ((0, 1, 0),),  # IncrementalAlterConfigs
-    45: ((0, 1, 0),),  # AlterPartitionReassignments
-    46: ((0, 0, 0),),  # ListPartitionReassignments
-    47: ((0, 0, 2),),  # OffsetDelete
-    48: ((0, 1, 0),),  # DescribeClientQuotas
-    49: ((0, 1, 0),),  # AlterClientQuotas
-    50: ((0, 0, 0),),  # DescribeUserScramCredentials
-    51: ((0, 0, 0),),  # AlterUserScramCredentials
-    56: ((0, 3, 0),),  # AlterPartition
-    57: ((0, 2, 0),),  # UpdateFeatures
-    59: ((0, 1, 0),),  # FetchSnapshot
-    60: ((0, 2, 0),),  # DescribeCluster
-    61: ((0, 0, 0),),  # DescribeProducers
-    62: ((0, 4, 0),),  # BrokerRegistration
-    63: ((0, 2, 0),),  # BrokerHeartbeat
-    64: ((0, 0, 0),),  # UnregisterBroker
-    65: ((0, 0, 0),),  # DescribeTransactions
-    66: ((0, 2, 0),),  # ListTransactions
-    67: ((0, 0, 0),),  # AllocateProducerIds
-    68: ((0, 1, 0),),  # ConsumerGroupHeartbeat
-    69: ((0, 1, 0),),  # ConsumerGroupDescribe
-    70: ((0, 0, 0),),  # ControllerRegistration
-    71: ((0, 0, 0),),  # GetTelemetrySubscriptions
-    72: ((0, 0, 0),),  # PushTelemetry
-    73: ((0, 0, 0),),  # AssignReplicasToDirs
-    74: ((0, 1, 0),),  # ListConfigResources
-    75: ((0, 0, 0),),  # DescribeTopicPartitions
-    76: ((0, 1, 0),),  # ShareGroupHeartbeat
-    77: ((0, 1, 0),),  # ShareGroupDescribe
-    78: ((0, 2, 0),),  # ShareFetch
-    79: ((0, 2, 0),),  # ShareAcknowledge
-    80: ((0, 1, 0),),  # AddRaftVoter
-    81: ((0, 0, 0),),  # RemoveRaftVoter
-    82: ((0, 0, 0),),  # UpdateRaftVoter
-    88: ((0, 1, 0),),  # StreamsGroupHeartbeat
-    89: ((0, 1, 0),),  # StreamsGroupDescribe
-    90: ((0, 1, 0),),  # DescribeShareGroupOffsets
-    91: ((0, 0, 0),),  # AlterShareGroupOffsets
-    92: ((0, 0, 0),),  # DeleteShareGroupOffsets
-    93: ((0, 0, 0),),  # StreamsGroupTopologyDescriptionUpdate
-    94: ((0, 0, 0),),  # UnregisterController
-}
-"""API key: (first version, last version, offset of throttle_time_ms in the body; -1: see THROTTLE_WALKS)."""
-
-THROTTLE_WALKS: Final[dict[int, tuple[tuple[int, int, Program], ...]]] = {
+THROTTLE_WALKS: Final[dict[int, tuple[tuple[int, int, p.Program], ...]]] = {
     0: (  # Produce
-        (1, 1, ((ARRAY, ((STRING, 0), (ARRAY, ((SKIP, 14),)))), (THROTTLE, 0))),
-        (2, 4, ((ARRAY, ((STRING, 0), (ARRAY, ((SKIP, 22),)))), (THROTTLE, 0))),
-        (5, 7, ((ARRAY, ((STRING, 0), (ARRAY, ((SKIP, 30),)))), (THROTTLE, 0))),
-        (8, 8, ((ARRAY, ((STRING, 0), (ARRAY, ((SKIP, 30), (ARRAY, ((SKIP, 4), (STRING, 0))), (STRING, 0))))), (THROTTLE, 0))),
-        (9, 12, ((VARARRAY, ((VARLEN, 0), (VARARRAY, ((SKIP, 30), (VARARRAY, ((SKIP, 4), (VARLEN, 0), (TAGS, ()))), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))), (THROTTLE, 0))),
-        (13, 13, ((VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 30), (VARARRAY, ((SKIP, 4), (VARLEN, 0), (TAGS, ()))), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))), (THROTTLE, 0))),
+        (1, 1, ((p.ARRAY, ((p.STRING, 0), (p.ARRAY, ((p.SKIP, 14),)))), (p.THROTTLE, 0))),
+        (2, 4, ((p.ARRAY, ((p.STRING, 0), (p.ARRAY, ((p.SKIP, 22),)))), (p.THROTTLE, 0))),
+        (5, 7, ((p.ARRAY, ((p.STRING, 0), (p.ARRAY, ((p.SKIP, 30),)))), (p.THROTTLE, 0))),
+        (8, 8, ((p.ARRAY, ((p.STRING, 0), (p.ARRAY, ((p.SKIP, 30), (p.ARRAY, ((p.SKIP, 4), (p.STRING, 0))), (p.STRING, 0))))), (p.THROTTLE, 0))),
+        (9, 12, ((p.VARARRAY, ((p.VARLEN, 0), (p.VARARRAY, ((p.SKIP, 30), (p.VARARRAY, ((p.SKIP, 4), (p.VARLEN, 0), (p.TAGS, ()))), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))), (p.THROTTLE, 0))),
+        (13, 13, ((p.VARARRAY, ((p.SKIP, 16), (p.VARARRAY, ((p.SKIP, 30), (p.VARARRAY, ((p.SKIP, 4), (p.VARLEN, 0), (p.TAGS, ()))), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))), (p.THROTTLE, 0))),
     ),
     18: (  # ApiVersions
-        (1, 2, ((SKIP, 2), (ARRAY, ((SKIP, 6),)), (THROTTLE, 0))),
-        (3, 5, ((SKIP, 2), (VARARRAY, ((SKIP, 6), (TAGS, ()))), (THROTTLE, 0))),
+        (1, 2, ((p.SKIP, 2), (p.ARRAY, ((p.SKIP, 6),)), (p.THROTTLE, 0))),
+        (3, 5, ((p.SKIP, 2), (p.VARARRAY, ((p.SKIP, 6), (p.TAGS, ()))), (p.THROTTLE, 0))),
     ),
     38: (  # CreateDelegationToken
-        (0, 1, ((SKIP, 2), (STRING, 0), (STRING, 0), (SKIP, 24), (STRING, 0), (BYTES, 0), (THROTTLE, 0))),
-        (2, 2, ((SKIP, 2), (VARLEN, 0), (VARLEN, 0), (SKIP, 24), (VARLEN, 0), (VARLEN, 0), (THROTTLE, 0))),
-        (3, 3, ((SKIP, 2), (VARLEN, 0), (VARLEN, 0), (VARLEN, 0), (VARLEN, 0), (SKIP, 24), (VARLEN, 0), (VARLEN, 0), (THROTTLE, 0))),
+        (0, 1, ((p.SKIP, 2), (p.STRING, 0), (p.STRING, 0), (p.SKIP, 24), (p.STRING, 0), (p.BYTES, 0), (p.THROTTLE, 0))),
+        (2, 2, ((p.SKIP, 2), (p.VARLEN, 0), (p.VARLEN, 0), (p.SKIP, 24), (p.VARLEN, 0), (p.VARLEN, 0), (p.THROTTLE, 0))),
+        (3, 3, ((p.SKIP, 2), (p.VARLEN, 0), (p.VARLEN, 0), (p.VARLEN, 0), (p.VARLEN, 0), (p.SKIP, 24), (p.VARLEN, 0), (p.VARLEN, 0), (p.THROTTLE, 0))),
     ),
     41: (  # DescribeDelegationToken
-        (0, 1, ((SKIP, 2), (ARRAY, ((STRING, 0), (STRING, 0), (SKIP, 24), (STRING, 0), (BYTES, 0), (ARRAY, ((STRING, 0), (STRING, 0))))), (THROTTLE, 0))),
-        (2, 2, ((SKIP, 2), (VARARRAY, ((VARLEN, 0), (VARLEN, 0), (SKIP, 24), (VARLEN, 0), (VARLEN, 0), (VARARRAY, ((VARLEN, 0), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))), (THROTTLE, 0))),
-        (3, 3, ((SKIP, 2), (VARARRAY, ((VARLEN, 0), (VARLEN, 0), (VARLEN, 0), (VARLEN, 0), (SKIP, 24), (VARLEN, 0), (VARLEN, 0), (VARARRAY, ((VARLEN, 0), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))), (THROTTLE, 0))),
+        (0, 1, ((p.SKIP, 2), (p.ARRAY, ((p.STRING, 0), (p.STRING, 0), (p.SKIP, 24), (p.STRING, 0), (p.BYTES, 0), (p.ARRAY, ((p.STRING, 0), (p.STRING, 0))))), (p.THROTTLE, 0))),
+        (2, 2, ((p.SKIP, 2), (p.VARARRAY, ((p.VARLEN, 0), (p.VARLEN, 0), (p.SKIP, 24), (p.VARLEN, 0), (p.VARLEN, 0), (p.VARARRAY, ((p.VARLEN, 0), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))), (p.THROTTLE, 0))),
+        (3, 3, ((p.SKIP, 2), (p.VARARRAY, ((p.VARLEN, 0), (p.VARLEN, 0), (p.VARLEN, 0), (p.VARLEN, 0), (p.SKIP, 24), (p.VARLEN, 0), (p.VARLEN, 0), (p.VARARRAY, ((p.VARLEN, 0), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))), (p.THROTTLE, 0))),
     ),
 }
 """API key: (first version, last version, walk over the response body that ends with the throttle field)."""
 
-ADDRESS_WALKS: Final[dict[int, tuple[tuple[int, int, Program], ...]]] = {
+ADDRESS_WALKS: Final[dict[int, tuple[tuple[int, int, p.Program], ...]]] = {
     0: (  # Produce: leaders that moved (KIP-951)
-        (10, 12, ((VARARRAY, ((VARLEN, 0), (VARARRAY, ((SKIP, 30), (VARARRAY, ((SKIP, 4), (VARLEN, 0), (TAGS, ()))), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))), (SKIP, 4), (TAGS, ((0, ((VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))),)),)))),
-        (13, 13, ((VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 30), (VARARRAY, ((SKIP, 4), (VARLEN, 0), (TAGS, ()))), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))), (SKIP, 4), (TAGS, ((0, ((VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))),)),)))),
+        (10, 12, ((p.VARARRAY, ((p.VARLEN, 0), (p.VARARRAY, ((p.SKIP, 30), (p.VARARRAY, ((p.SKIP, 4), (p.VARLEN, 0), (p.TAGS, ()))), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))), (p.SKIP, 4), (p.TAGS, ((0, ((p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.TAGS, ()))),)),)))),
+        (13, 13, ((p.VARARRAY, ((p.SKIP, 16), (p.VARARRAY, ((p.SKIP, 30), (p.VARARRAY, ((p.SKIP, 4), (p.VARLEN, 0), (p.TAGS, ()))), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))), (p.SKIP, 4), (p.TAGS, ((0, ((p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.TAGS, ()))),)),)))),
     ),
     1: (  # Fetch: leaders that moved (KIP-951); never seen by clients of kquota, which asks brokers with version 15
-        (16, 18, ((SKIP, 10), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 30), (VARARRAY, ((SKIP, 16), (TAGS, ()))), (SKIP, 4), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))), (TAGS, ((0, ((VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))),)),)))),
+        (16, 18, ((p.SKIP, 10), (p.VARARRAY, ((p.SKIP, 16), (p.VARARRAY, ((p.SKIP, 30), (p.VARARRAY, ((p.SKIP, 16), (p.TAGS, ()))), (p.SKIP, 4), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))), (p.TAGS, ((0, ((p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.TAGS, ()))),)),)))),
     ),
     3: (  # Metadata: all brokers
-        (0, 0, ((ARRAY, ((NODE_ID, 0), (HOST, 0), (PORT, 4))),)),
-        (1, 2, ((ARRAY, ((NODE_ID, 0), (HOST, 0), (PORT, 4), (STRING, 0))),)),
-        (3, 8, ((SKIP, 4), (ARRAY, ((NODE_ID, 0), (HOST, 0), (PORT, 4), (STRING, 0))))),
-        (9, 13, ((SKIP, 4), (VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))))),
+        (0, 0, ((p.ARRAY, ((p.NODE_ID, 0), (p.HOST, 0), (p.PORT, 4))),)),
+        (1, 2, ((p.ARRAY, ((p.NODE_ID, 0), (p.HOST, 0), (p.PORT, 4), (p.STRING, 0))),)),
+        (3, 8, ((p.SKIP, 4), (p.ARRAY, ((p.NODE_ID, 0), (p.HOST, 0), (p.PORT, 4), (p.STRING, 0))))),
+        (9, 13, ((p.SKIP, 4), (p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.TAGS, ()))))),
     ),
     10: (  # FindCoordinator: the coordinators
-        (0, 0, ((SKIP, 2), (NODE_ID, 0), (HOST, 0), (PORT, 4))),
-        (1, 2, ((SKIP, 6), (STRING, 0), (NODE_ID, 0), (HOST, 0), (PORT, 4))),
-        (3, 3, ((SKIP, 6), (VARLEN, 0), (NODE_ID, 0), (VARHOST, 0), (PORT, 4))),
-        (4, 6, ((SKIP, 4), (VARARRAY, ((VARLEN, 0), (NODE_ID, 0), (VARHOST, 0), (PORT, 4), (SKIP, 2), (VARLEN, 0), (TAGS, ()))))),
+        (0, 0, ((p.SKIP, 2), (p.NODE_ID, 0), (p.HOST, 0), (p.PORT, 4))),
+        (1, 2, ((p.SKIP, 6), (p.STRING, 0), (p.NODE_ID, 0), (p.HOST, 0), (p.PORT, 4))),
+        (3, 3, ((p.SKIP, 6), (p.VARLEN, 0), (p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4))),
+        (4, 6, ((p.SKIP, 4), (p.VARARRAY, ((p.VARLEN, 0), (p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.SKIP, 2), (p.VARLEN, 0), (p.TAGS, ()))))),
     ),
     60: (  # DescribeCluster: all brokers, or all controllers when endpoint_type is 2 (KIP-919)
-        (0, 0, ((SKIP, 6), (VARLEN, 0), (VARLEN, 0), (SKIP, 4), (VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))))),
-        (1, 1, ((SKIP, 6), (VARLEN, 0), (ENDPOINT_TYPE, 0), (VARLEN, 0), (SKIP, 4), (VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))))),
-        (2, 2, ((SKIP, 6), (VARLEN, 0), (ENDPOINT_TYPE, 0), (VARLEN, 0), (SKIP, 4), (VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (SKIP, 1), (TAGS, ()))))),
+        (0, 0, ((p.SKIP, 6), (p.VARLEN, 0), (p.VARLEN, 0), (p.SKIP, 4), (p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.TAGS, ()))))),
+        (1, 1, ((p.SKIP, 6), (p.VARLEN, 0), (p.ENDPOINT_TYPE, 0), (p.VARLEN, 0), (p.SKIP, 4), (p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.TAGS, ()))))),
+        (2, 2, ((p.SKIP, 6), (p.VARLEN, 0), (p.ENDPOINT_TYPE, 0), (p.VARLEN, 0), (p.SKIP, 4), (p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.SKIP, 1), (p.TAGS, ()))))),
     ),
     78: (  # ShareFetch: leaders that moved (KIP-932)
-        (0, 0, ((SKIP, 6), (VARLEN, 0), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 6), (VARLEN, 0), (SKIP, 2), (VARLEN, 0), (SKIP, 8), (TAGS, ()), (VARLEN, 0), (VARARRAY, ((SKIP, 18), (TAGS, ()))), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))))),
-        (1, 2, ((SKIP, 6), (VARLEN, 0), (SKIP, 4), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 6), (VARLEN, 0), (SKIP, 2), (VARLEN, 0), (SKIP, 8), (TAGS, ()), (VARLEN, 0), (VARARRAY, ((SKIP, 18), (TAGS, ()))), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))))),
+        (0, 0, ((p.SKIP, 6), (p.VARLEN, 0), (p.VARARRAY, ((p.SKIP, 16), (p.VARARRAY, ((p.SKIP, 6), (p.VARLEN, 0), (p.SKIP, 2), (p.VARLEN, 0), (p.SKIP, 8), (p.TAGS, ()), (p.VARLEN, 0), (p.VARARRAY, ((p.SKIP, 18), (p.TAGS, ()))), (p.TAGS, ()))), (p.TAGS, ()))), (p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.TAGS, ()))))),
+        (1, 2, ((p.SKIP, 6), (p.VARLEN, 0), (p.SKIP, 4), (p.VARARRAY, ((p.SKIP, 16), (p.VARARRAY, ((p.SKIP, 6), (p.VARLEN, 0), (p.SKIP, 2), (p.VARLEN, 0), (p.SKIP, 8), (p.TAGS, ()), (p.VARLEN, 0), (p.VARARRAY, ((p.SKIP, 18), (p.TAGS, ()))), (p.TAGS, ()))), (p.TAGS, ()))), (p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.TAGS, ()))))),
     ),
     79: (  # ShareAcknowledge: leaders that moved (KIP-932)
-        (0, 1, ((SKIP, 6), (VARLEN, 0), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 6), (VARLEN, 0), (SKIP, 8), (TAGS, ()), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))))),
-        (2, 2, ((SKIP, 6), (VARLEN, 0), (SKIP, 4), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 6), (VARLEN, 0), (SKIP, 8), (TAGS, ()), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((NODE_ID, 0), (VARHOST, 0), (PORT, 4), (VARLEN, 0), (TAGS, ()))))),
+        (0, 1, ((p.SKIP, 6), (p.VARLEN, 0), (p.VARARRAY, ((p.SKIP, 16), (p.VARARRAY, ((p.SKIP, 6), (p.VARLEN, 0), (p.SKIP, 8), (p.TAGS, ()), (p.TAGS, ()))), (p.TAGS, ()))), (p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.TAGS, ()))))),
+        (2, 2, ((p.SKIP, 6), (p.VARLEN, 0), (p.SKIP, 4), (p.VARARRAY, ((p.SKIP, 16), (p.VARARRAY, ((p.SKIP, 6), (p.VARLEN, 0), (p.SKIP, 8), (p.TAGS, ()), (p.TAGS, ()))), (p.TAGS, ()))), (p.VARARRAY, ((p.NODE_ID, 0), (p.VARHOST, 0), (p.PORT, 4), (p.VARLEN, 0), (p.TAGS, ()))))),
     ),
 }
 """API key: (first version, last version, walk over the response body through the last host and port)."""
 
-TOPIC_WALKS: Final[dict[int, tuple[tuple[int, int, Program], ...]]] = {
+TOPIC_WALKS: Final[dict[int, tuple[tuple[int, int, p.Program], ...]]] = {
     0: (  # Produce
-        (0, 2, ((SKIP, 6), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4), (BYTES, 0))))))),
-        (3, 8, ((STRING, 0), (SKIP, 6), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4), (BYTES, 0))))))),
-        (9, 12, ((VARLEN, 0), (SKIP, 6), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))))),
-        (13, 13, ((VARLEN, 0), (SKIP, 6), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))))),
+        (0, 2, ((p.SKIP, 6), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 4), (p.BYTES, 0))))))),
+        (3, 8, ((p.STRING, 0), (p.SKIP, 6), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 4), (p.BYTES, 0))))))),
+        (9, 12, ((p.VARLEN, 0), (p.SKIP, 6), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 4), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))))),
+        (13, 13, ((p.VARLEN, 0), (p.SKIP, 6), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 4), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))))),
     ),
     1: (  # Fetch
-        (0, 2, ((SKIP, 12), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16),)))))),
-        (3, 3, ((SKIP, 16), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16),)))))),
-        (4, 4, ((SKIP, 17), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16),)))))),
-        (5, 6, ((SKIP, 17), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 24),)))))),
-        (7, 8, ((SKIP, 25), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 24),)))), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))))),
-        (9, 11, ((SKIP, 25), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 28),)))), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))))),
-        (12, 12, ((SKIP, 25), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 32), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
-        (13, 14, ((SKIP, 25), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 32), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
-        (15, 18, ((SKIP, 21), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 32), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+        (0, 2, ((p.SKIP, 12), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 16),)))))),
+        (3, 3, ((p.SKIP, 16), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 16),)))))),
+        (4, 4, ((p.SKIP, 17), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 16),)))))),
+        (5, 6, ((p.SKIP, 17), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 24),)))))),
+        (7, 8, ((p.SKIP, 25), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 24),)))), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 4),)))))),
+        (9, 11, ((p.SKIP, 25), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 28),)))), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 4),)))))),
+        (12, 12, ((p.SKIP, 25), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 32), (p.TAGS, ()))), (p.TAGS, ()))), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))))),
+        (13, 14, ((p.SKIP, 25), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 32), (p.TAGS, ()))), (p.TAGS, ()))), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))))),
+        (15, 18, ((p.SKIP, 21), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 32), (p.TAGS, ()))), (p.TAGS, ()))), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))))),
     ),
     2: (  # ListOffsets
-        (0, 0, ((SKIP, 4), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16),)))))),
-        (1, 1, ((SKIP, 4), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 12),)))))),
-        (2, 3, ((SKIP, 5), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 12),)))))),
-        (4, 5, ((SKIP, 5), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16),)))))),
-        (6, 11, ((SKIP, 5), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 16), (TAGS, ()))), (TAGS, ()))))),
+        (0, 0, ((p.SKIP, 4), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 16),)))))),
+        (1, 1, ((p.SKIP, 4), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 12),)))))),
+        (2, 3, ((p.SKIP, 5), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 12),)))))),
+        (4, 5, ((p.SKIP, 5), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 16),)))))),
+        (6, 11, ((p.SKIP, 5), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 16), (p.TAGS, ()))), (p.TAGS, ()))))),
     ),
     23: (  # OffsetForLeaderEpoch
-        (0, 1, ((ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 8),)))),)),
-        (2, 2, ((ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 12),)))),)),
-        (3, 3, ((SKIP, 4), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 12),)))))),
-        (4, 4, ((SKIP, 4), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 12), (TAGS, ()))), (TAGS, ()))))),
+        (0, 1, ((p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 8),)))),)),
+        (2, 2, ((p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 12),)))),)),
+        (3, 3, ((p.SKIP, 4), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 12),)))))),
+        (4, 4, ((p.SKIP, 4), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 12), (p.TAGS, ()))), (p.TAGS, ()))))),
     ),
     24: (  # AddPartitionsToTxn
-        (0, 2, ((STRING, 0), (SKIP, 10), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))))),
-        (3, 3, ((VARLEN, 0), (SKIP, 10), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
-        (4, 5, ((VARARRAY, ((VARLEN, 0), (SKIP, 11), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))), (TAGS, ()))),)),
+        (0, 2, ((p.STRING, 0), (p.SKIP, 10), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 4),)))))),
+        (3, 3, ((p.VARLEN, 0), (p.SKIP, 10), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))))),
+        (4, 5, ((p.VARARRAY, ((p.VARLEN, 0), (p.SKIP, 11), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))), (p.TAGS, ()))),)),
     ),
     28: (  # TxnOffsetCommit
-        (0, 1, ((STRING, 0), (STRING, 0), (SKIP, 10), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 12), (STRING, 0))))))),
-        (2, 2, ((STRING, 0), (STRING, 0), (SKIP, 10), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 16), (STRING, 0))))))),
-        (3, 5, ((VARLEN, 0), (VARLEN, 0), (SKIP, 14), (VARLEN, 0), (VARLEN, 0), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 16), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))))),
-        (6, 6, ((VARLEN, 0), (VARLEN, 0), (SKIP, 14), (VARLEN, 0), (VARLEN, 0), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 16), (VARLEN, 0), (TAGS, ()))), (TAGS, ()))))),
+        (0, 1, ((p.STRING, 0), (p.STRING, 0), (p.SKIP, 10), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 12), (p.STRING, 0))))))),
+        (2, 2, ((p.STRING, 0), (p.STRING, 0), (p.SKIP, 10), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 16), (p.STRING, 0))))))),
+        (3, 5, ((p.VARLEN, 0), (p.VARLEN, 0), (p.SKIP, 14), (p.VARLEN, 0), (p.VARLEN, 0), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 16), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))))),
+        (6, 6, ((p.VARLEN, 0), (p.VARLEN, 0), (p.SKIP, 14), (p.VARLEN, 0), (p.VARLEN, 0), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 16), (p.VARLEN, 0), (p.TAGS, ()))), (p.TAGS, ()))))),
     ),
     34: (  # AlterReplicaLogDirs
-        (0, 1, ((ARRAY, ((STRING, 0), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))))),)),
-        (2, 2, ((VARARRAY, ((VARLEN, 0), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))), (TAGS, ()))),)),
+        (0, 1, ((p.ARRAY, ((p.STRING, 0), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 4),)))))),)),
+        (2, 2, ((p.VARARRAY, ((p.VARLEN, 0), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))), (p.TAGS, ()))),)),
     ),
     43: (  # ElectLeaders
-        (0, 0, ((ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))),)),
-        (1, 1, ((SKIP, 1), (ARRAY, ((TOPIC, 0), (ARRAY, ((SKIP, 4),)))))),
-        (2, 2, ((SKIP, 1), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+        (0, 0, ((p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 4),)))),)),
+        (1, 1, ((p.SKIP, 1), (p.ARRAY, ((p.TOPIC, 0), (p.ARRAY, ((p.SKIP, 4),)))))),
+        (2, 2, ((p.SKIP, 1), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))))),
     ),
     45: (  # AlterPartitionReassignments
-        (0, 0, ((SKIP, 4), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))), (TAGS, ()))))),
-        (1, 1, ((SKIP, 5), (VARARRAY, ((VARTOPIC, 0), (VARARRAY, ((SKIP, 4), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))), (TAGS, ()))))),
+        (0, 0, ((p.SKIP, 4), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 4), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))), (p.TAGS, ()))))),
+        (1, 1, ((p.SKIP, 5), (p.VARARRAY, ((p.VARTOPIC, 0), (p.VARARRAY, ((p.SKIP, 4), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))), (p.TAGS, ()))))),
     ),
     78: (  # ShareFetch
-        (0, 0, ((VARLEN, 0), (VARLEN, 0), (SKIP, 16), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 8), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 1),)), (TAGS, ()))), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
-        (1, 1, ((VARLEN, 0), (VARLEN, 0), (SKIP, 24), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 1),)), (TAGS, ()))), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
-        (2, 2, ((VARLEN, 0), (VARLEN, 0), (SKIP, 26), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4), (VARARRAY, ((SKIP, 16), (VARARRAY, ((SKIP, 1),)), (TAGS, ()))), (TAGS, ()))), (TAGS, ()))), (VARARRAY, ((TOPIC_ID, 16), (VARARRAY, ((SKIP, 4),)), (TAGS, ()))))),
+        (0, 0, ((p.VARLEN, 0), (p.VARLEN, 0), (p.SKIP, 16), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 8), (p.VARARRAY, ((p.SKIP, 16), (p.VARARRAY, ((p.SKIP, 1),)), (p.TAGS, ()))), (p.TAGS, ()))), (p.TAGS, ()))), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))))),
+        (1, 1, ((p.VARLEN, 0), (p.VARLEN, 0), (p.SKIP, 24), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 4), (p.VARARRAY, ((p.SKIP, 16), (p.VARARRAY, ((p.SKIP, 1),)), (p.TAGS, ()))), (p.TAGS, ()))), (p.TAGS, ()))), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))))),
+        (2, 2, ((p.VARLEN, 0), (p.VARLEN, 0), (p.SKIP, 26), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 4), (p.VARARRAY, ((p.SKIP, 16), (p.VARARRAY, ((p.SKIP, 1),)), (p.TAGS, ()))), (p.TAGS, ()))), (p.TAGS, ()))), (p.VARARRAY, ((p.TOPIC_ID, 16), (p.VARARRAY, ((p.SKIP, 4),)), (p.TAGS, ()))))),
     ),
 }
 """API key: (first version, last version, walk over the request body through the last topic)."""

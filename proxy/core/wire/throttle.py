@@ -45,22 +45,16 @@ def by_version(table: dict[int, tuple[tuple[int, int, Program], ...]]) -> dict[i
     }
 
 
-_THROTTLE_AT: Final = apis.by_place(
-    {
-        (key, version): _WALK if at < 0 else 8 + response_header_version(key, version) + at
-        for key, runs in schema.THROTTLE_POSITIONS.items()
-        for first, last, at in runs
-        for version in range(first, last + 1)
-    }
-)
+def _throttle_at(api_key: int, version: int) -> int:
+    *_, first, at = schema.APIS[api_key]
+    if version < first:
+        return _NO_FIELD
+    return _WALK if at < 0 else 8 + response_header_version(api_key, version) + at
+
+
+_THROTTLE_AT: Final = apis.by_place(_throttle_at)
 """Offset from the frame's start by `place`: 4 bytes size, 4 or 5 header, then the body."""
-_FLEXIBLE: Final = apis.by_place(
-    {
-        (key, version): response_header_version(key, version)
-        for key, (_, lowest, highest, _) in schema.APIS.items()
-        for version in range(lowest, highest + 1)
-    }
-)
+_FLEXIBLE: Final = apis.by_place(response_header_version)
 """1 if there are tagged fields in the header of a response, by `place`."""
 MAX_ELEMENTS: Final = 2000
 """Elements that are walked over to find a throttle field behind them, in 3 ms: partitions of a Produce. The throttle of
