@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.errors import SessionError
 from proxy.core.interceptors.mutations import MUTATION_APIS, MutationQuota
 from proxy.core.interceptors.quota_admin import MAX_ALTERED, QuotaAdmin
 from proxy.core.session.effects import Effects
@@ -234,6 +235,12 @@ def test_of_a_filter_of_many_components_only_four_are_read() -> None:
     assert len(client_sends(one, request(DESCRIBE, 1, 1, components))) < 100, "the broker is asked for nothing"
     one.broker_sends(NO_QUOTAS, 1.0)
     assert b"expected each entity type once" in one.seen()
+
+
+def test_a_filter_of_many_tagged_fields_is_refused_unread() -> None:
+    one, _ = administered(None)
+    with pytest.raises(SessionError, match="above the limit"):
+        client_sends(one, request(DESCRIBE, 1, 1, b"\1\0" + uvarint(MANY) + b"\1\0" * MANY))
 
 
 @pytest.mark.parametrize("limit", [None, 1e9, 1.0])

@@ -44,6 +44,11 @@ class Work(Generic[T]):
         return None
 
 
+def in_slices(steps: Callable[[bytes, float], Slices[T]]) -> Callable[[bytes, float], Work[T]]:
+    """What takes a whole response, where that takes several slices."""
+    return lambda body, now_ms: Work(steps(body, now_ms))
+
+
 @dataclass(frozen=True, slots=True)
 class AdminRequest:
     """One whole request, of an API and version in `proxy.core.wire.schema`."""

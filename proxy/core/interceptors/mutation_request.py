@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from proxy.core.interceptors.intercept import AdminRequest, Answer, Forward, Reply, Work
+from kio.schema.errors import ErrorCode
+
+from proxy.core.interceptors.intercept import AdminRequest, Answer, Forward, Reply, in_slices
 from proxy.core.wire import topics as wire
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.lengths import SLICE, Slices, portions
-from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, Described, NamedTopic, TopicResult
+from proxy.core.wire.lengths import SLICE, Found, Slices
+from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DEFAULT_COUNT, Described
 from quota.entity import Kind
 from quota.ledger import Ledger
 
@@ -99,9 +101,12 @@ class Wanted:
     """One topic of a request."""
 
     name: str | None
-    topic_id: uuid.UUID | None = None
-    partitions: int | None = None
-    """The count in the request: a new topic's, or the one a topic is to grow to; None where it gives none."""
+    topic_id: uuid.UUID | None
+    partitions: int | None
+    """The count in the request: a new topic's (0 or less: a broker rejects it), or the one a topic is to grow to; None
+    where it gives none."""
+    raw: bytes
+    """The element of the request."""
     cost: int | None = None
     """Partitions to be created or deleted; None: not known (yet)."""
     counts: bool = True
@@ -119,52 +124,53 @@ class Wanted:
 
 
 class MutationRequest:
-    """A CreateTopics, DeleteTopics or CreatePartitions request whose body has been read."""
+    """A CreateTopics, DeleteTopics or CreatePartitions request."""
 
-    def __init__(self, knowledge: Knowledge, request: AdminRequest, topics: wire.Topics) -> None:
+    def __init__(self, knowledge: Knowledge, request: AdminRequest) -> None:
         self._knowledge = knowledge
         self.request = request
-        self._topics = topics
         self.wanted: list[Wanted] = []
-        """Empty before `prepare`."""
+        """Empty before `read`."""
+        self._end = 0
+        """Where the topics end in the body."""
+        self._validate_only = False
         self._refused: list[bytes] = []
         """The refused topics, as elements of the response."""
 
-    def prepare(self, now_ms: float) -> Slices[float]:
-        """Make the list of what is wanted. Returns the time."""
-        creates = self.request.api_key == CREATE_TOPICS
+    def read(self, now_ms: float) -> Slices[float]:
+        """Read the body: make the list of what is wanted. Returns the time. Raises WireError ("request_malformed")."""
+        key, version = self.request.api_key, self.request.api_version
+        creates = key == CREATE_TOPICS
         repeated: Counter[TopicKey | None] = Counter()
-        for part in portions(self._topics.found):
-            for one in part:
-                topic = Wanted(one.name, one.topic_id, one.partitions, one.partitions if creates else None)
-                self.wanted.append(topic)
-                repeated[topic.key] += 1
-            if len(part) == SLICE:
-                now_ms = yield
-        for parts in portions(self.wanted):
-            for topic in parts:
-                topic.counts = repeated[topic.key] == 1  # Kafka: INVALID_REQUEST for each repeated name
-                if creates and topic.partitions is not None and topic.partitions <= 0:
-                    topic.counts = False
-            if len(parts) == SLICE:
+
+        def take(topic: Found) -> None:
+            partitions = topic.number("count" if key == CREATE_PARTITIONS else "num_partitions")
+            if creates and (assigned := topic.count("assignments")) > 0:
+                partitions = assigned
+            partitions = None if partitions == DEFAULT_COUNT else partitions
+            one = Wanted(topic.text("name"), topic.topic_id(), partitions, topic.raw, partitions if creates else None)
+            self.wanted.append(one)
+            repeated[one.key] += 1
+
+        message, now_ms = yield from wire.read_entries(key, version, self.request.body, take, now_ms)
+        self._end, self._validate_only = message.starts[1], bool(message.number("validate_only"))
+        for number, topic in enumerate(self.wanted, 1):
+            topic.counts = repeated[topic.key] == 1  # Kafka: INVALID_REQUEST for each repeated name
+            if creates and topic.partitions is not None and topic.partitions <= 0:
+                topic.counts = False
+            if number % SLICE == 0:
                 now_ms = yield
         return now_ms
 
     @property
     def strict(self) -> bool:
         """Whether the client understands a refusal."""
-        return wire.is_strict(self.request.api_key, self.request.api_version)
+        return self.request.api_version >= wire.STRICT_FROM[self.request.api_key]
 
     @property
     def is_free(self) -> bool:
         """No change results, whatever the broker answers."""
-        return self._topics.validate_only or not self.wanted
-
-    @property
-    def too_many(self) -> Answer | None:
-        """The answer to a request with more topics than are judged, as a KRaft controller refuses it."""
-        refused = self._topics.refusals
-        return Answer(wire.only_refusals(self.request.api_key, self.request.api_version, refused)) if refused else None
+        return self._validate_only or not self.wanted
 
     def names(self) -> list[str]:
         """The topics given by name, each once."""
@@ -178,26 +184,23 @@ class MutationRequest:
         """Take over what a broker reports: names, ids, and partitions as the cost. Unknown topics do not count.
         Returns the time."""
         found: dict[TopicKey | None, Described] = {}
-        for part in portions(described):
-            for one in part:
-                found[one.name] = found[one.topic_id] = one
-            if len(part) == SLICE:
+        for number, one in enumerate(described, 1):
+            found[one.name] = found[one.topic_id] = one
+            if number % SLICE == 0:
                 now_ms = yield
         extends = self.request.api_key == CREATE_PARTITIONS
         repeated: Counter[uuid.UUID | None] = Counter()
-        for parts in portions(self.wanted):
-            for topic in parts:
-                self._look_at(topic, found.get(topic.key))
-                repeated[topic.topic_id] += 1
-                if extends and topic.cost is not None:
-                    topic.cost = (topic.partitions or 0) - topic.cost
-                    topic.counts = topic.counts and topic.cost > 0
-            if len(parts) == SLICE:
+        for number, topic in enumerate(self.wanted, 1):
+            self._look_at(topic, found.get(topic.key))
+            repeated[topic.topic_id] += 1
+            if extends and topic.cost is not None:
+                topic.cost = (topic.partitions or 0) - topic.cost
+                topic.counts = topic.counts and topic.cost > 0
+            if number % SLICE == 0:
                 now_ms = yield
-        for parts in () if extends else portions(self.wanted):
-            for topic in parts:  # by name, and once more by id
-                topic.counts = topic.counts and (topic.topic_id is None or repeated[topic.topic_id] == 1)
-            if len(parts) == SLICE:
+        for number, topic in enumerate(() if extends else self.wanted, 1):  # by name, and once more by id
+            topic.counts = topic.counts and (topic.topic_id is None or repeated[topic.topic_id] == 1)
+            if number % SLICE == 0:
                 now_ms = yield
         return now_ms
 
@@ -205,7 +208,7 @@ class MutationRequest:
         recent = self._knowledge.recent.get(topic.key)
         if known is not None and known.error in EXISTS:
             topic.name, topic.topic_id = known.name or topic.name, known.topic_id or topic.topic_id
-            topic.cost = known.partitions
+            topic.cost = known.partitions or 0
             if recent is not None and recent.topic_id is not None and recent.topic_id == known.topic_id:
                 topic.cost = max(topic.cost, recent.partitions)  # the same topic, and topics only grow
         elif known is not None and known.error in _UNKNOWN and recent is not None:
@@ -222,20 +225,20 @@ class MutationRequest:
         """Charge what is known, and refuse topics where the tokens do not suffice."""
         ledger, account = self._knowledge.ledger, self.request.account
         countable = [topic for topic in self.wanted if topic.counts and topic.cost]
+        settle = in_slices(self._settle)
         if not self.strict:
             for topic in countable:
                 topic.charged = topic.cost or 0
             total = sum(topic.charged for topic in countable)
             if total:
                 ledger.charge_no_throttle(account, Kind.MUTATION, total, now_ms)
-            return Forward(on_response=self.settle)  # which finds out the delay, when it is known what was done
+            return Forward(on_response=settle)  # which finds out the delay, when it is known what was done
         delay_ms: int | None = None
         """Of the first topic that is refused; it may round to 0."""
-        for part in portions(countable):
-            for topic in part:
-                if delay_ms is not None:  # what follows is refused as well, as if no time had passed
-                    topic.refused = True
-                    continue
+        for number, topic in enumerate(countable, 1):
+            if delay_ms is not None:  # what follows is refused as well, as if no time had passed
+                topic.refused = True
+            else:
                 overdrawn = ledger.observed(account, Kind.MUTATION, now_ms) < 0
                 outcome = ledger.charge_mutation(account, topic.cost or 0, True, now_ms)
                 if outcome.accepted:
@@ -244,22 +247,33 @@ class MutationRequest:
                 else:
                     topic.refused = True
                     delay_ms = outcome.throttle_ms
-            if len(part) == SLICE:
+            if number % SLICE == 0:
                 now_ms = yield
-        key, version = self.request.api_key, self.request.api_version
         if delay_ms is None:
-            return Forward(None, self.settle)
-        self._refused = yield from self._refusals()
-        kept = [not topic.refused for topic in self.wanted]
-        if not any(kept):
-            return Answer(wire.only_refusals(key, version, self._refused), delay_ms)
-        return Forward(wire.keep_topics(self.request.body, self._topics, kept), self.settle, delay_ms)
+            return Forward(None, settle)
+        refused = [topic for topic in self.wanted if topic.refused]
+        self._refused = yield from self._refuse(refused, ErrorCode.throttling_quota_exceeded, wire.REFUSAL_TEXT)
+        kept = [topic.raw for topic in self.wanted if not topic.refused]
+        if not kept:
+            return Answer(wire.only_refusals(self.request.api_key, self.request.api_version, self._refused), delay_ms)
+        return Forward(wire.keep_topics(self.request.body, self._end, kept), settle, delay_ms)
 
-    def settle(self, body: bytes, now_ms: float) -> Work[Reply]:
-        """The broker has answered: correct the charges, insert the refused topics, compute old clients' delay."""
-        return Work(self._settle(body, now_ms))
+    def refuse_all(self) -> Slices[Answer]:
+        """Answer a request with more topics than are judged, as a KRaft controller does."""
+        refused = yield from self._refuse(self.wanted, ErrorCode.policy_violation, wire.TOO_MANY_TEXT)
+        return Answer(wire.only_refusals(self.request.api_key, self.request.api_version, refused))
+
+    def _refuse(self, topics: Sequence[Wanted], error: ErrorCode, text: str) -> Slices[list[bytes]]:
+        key, version = self.request.api_key, self.request.api_version
+        found: list[bytes] = []
+        for topic in topics:
+            found.append(wire.refused_topic(key, version, topic.name, topic.topic_id, error, text))
+            if len(found) % SLICE == 0:
+                yield
+        return found
 
     def _settle(self, body: bytes, now_ms: float) -> Slices[Reply]:
+        """The broker has answered: correct the charges, insert the refused topics, compute old clients' delay."""
         ledger, request, refused = self._knowledge.ledger, self.request, self._refused
         try:
             results, end, now_ms = yield from wire.read_results(
@@ -270,35 +284,24 @@ class MutationRequest:
                 raise
             results, end = [], 0  # the client may understand it, and the charge stays
         by_key: dict[TopicKey | None, Wanted] = {}
-        for part in portions(self.wanted):
-            for topic in part:  # of repeated ones the first counts, should a broker accept it
-                by_key.setdefault(topic.name, topic)
-                by_key.setdefault(topic.topic_id, topic)
-            if len(part) == SLICE:
+        for number, topic in enumerate(self.wanted, 1):  # of repeated ones the first counts, should a broker accept it
+            by_key.setdefault(topic.name, topic)
+            by_key.setdefault(topic.topic_id, topic)
+            if number % SLICE == 0:
                 now_ms = yield
         by_key.pop(None, None)
-        for parts in portions(results):
-            for result in parts:
-                found = by_key.get(result.topic_id) or by_key.get(result.name)
-                if found is not None and not found.refused and not found.exempt:
-                    self._put_right(found, result, now_ms)
-            if len(parts) == SLICE:
+        for number, result in enumerate(results, 1):
+            found = by_key.get(result.topic_id) or by_key.get(result.name)
+            if found is not None and not found.refused and not found.exempt:
+                self._put_right(found, result, now_ms)
+            if number % SLICE == 0:
                 now_ms = yield
         delay_ms = 0
         if not self.strict and any(topic.charged for topic in self.wanted):
             delay_ms = ledger.check(request.account, Kind.MUTATION, now_ms)
         return Reply(wire.with_refusals(body, end, refused) if refused else None, delay_ms)
 
-    def _refusals(self) -> Slices[list[bytes]]:
-        found: list[bytes] = []
-        for part in portions(self.wanted):
-            topics = [NamedTopic(topic.name, topic.topic_id) for topic in part if topic.refused]
-            found += wire.refusals(self.request.api_key, self.request.api_version, topics)
-            if len(part) == SLICE:
-                yield
-        return found
-
-    def _put_right(self, topic: Wanted, result: TopicResult, now_ms: float) -> None:
+    def _put_right(self, topic: Wanted, result: Described, now_ms: float) -> None:
         ledger, account = self._knowledge.ledger, self.request.account
         actual = 0
         if result.error == _NONE:
@@ -306,7 +309,7 @@ class MutationRequest:
             self._remember(topic, result, actual, now_ms)
         elif result.error in _UNKNOWN:
             self._knowledge.recent.forget(result.name, result.topic_id, topic.name, topic.topic_id)
-        elif result.error in _MAYBE_DONE or not wire.is_known_error(result.error):
+        elif result.error in _MAYBE_DONE or result.error not in wire.KNOWN_ERRORS:
             actual = topic.charged
         if actual > topic.charged:
             ledger.charge_no_throttle(account, Kind.MUTATION, actual - topic.charged, now_ms)
@@ -314,7 +317,7 @@ class MutationRequest:
             ledger.refund(account, Kind.MUTATION, topic.charged - actual, now_ms)
         topic.charged = actual
 
-    def _remember(self, topic: Wanted, result: TopicResult, partitions: int, now_ms: float) -> None:
+    def _remember(self, topic: Wanted, result: Described, partitions: int, now_ms: float) -> None:
         recent = self._knowledge.recent
         if self.request.api_key == CREATE_TOPICS:
             recent.put(result.name, result.topic_id, partitions, unseen=True)

@@ -19,12 +19,12 @@ from contextlib import suppress
 from itertools import filterfalse, islice
 from typing import Final
 
-from proxy.core.interceptors.intercept import AdminRequest, Ask, Decision, Forward, Outcome, Work
+from proxy.core.interceptors.intercept import AdminRequest, Ask, Decision, Forward, Outcome, Work, in_slices
 from proxy.core.interceptors.mutation_request import EXISTS, MISSING, MutationRequest, RecentChanges
 from proxy.core.wire import topics as wire
 from proxy.core.wire.apis import METADATA
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.lengths import SLICE, Slices, portions
+from proxy.core.wire.lengths import SLICE, Slices
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, MAX_TOPICS
 from quota.entity import Kind
 from quota.ledger import Account, Ledger
@@ -61,20 +61,19 @@ class MutationQuota:
 
     def _judge(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
         limited = self.ledger.is_limited(request.account, Kind.MUTATION)
+        work = MutationRequest(self, request)
         try:
-            topics, now_ms = yield from wire.read_request(request.api_key, request.api_version, request.body, now_ms)
+            now_ms = yield from work.read(now_ms)
         except WireError:
             if limited:
                 raise
             return Forward()  # the broker may refuse it
-        work = MutationRequest(self, request, topics)
-        now_ms = yield from work.prepare(now_ms)
+        if len(work.wanted) > MAX_TOPICS:
+            return (yield from work.refuse_all()) if limited else Forward()
+        if work.is_free:
+            return Forward()
         if not limited:
             self._count(work, now_ms)
-            return Forward()
-        if work.too_many is not None:
-            return work.too_many
-        if work.is_free:
             return Forward()
         if request.api_key == CREATE_TOPICS:
             return (yield from self._create(work, now_ms))
@@ -83,10 +82,9 @@ class MutationQuota:
     def _count(self, work: MutationRequest, now_ms: float) -> None:
         """Without a limit, the totals count what the request itself says, and 1 for each count that it does not
         give."""
-        if not work.is_free:
-            fallback = self.default_count or 1 if work.request.api_key == CREATE_TOPICS else 1
-            total = sum(topic.cost or fallback for topic in work.wanted if topic.counts)
-            self.ledger.charge_no_throttle(work.request.account, Kind.MUTATION, total, now_ms)
+        fallback = self.default_count or 1 if work.request.api_key == CREATE_TOPICS else 1
+        total = sum(topic.cost or fallback for topic in work.wanted if topic.counts)
+        self.ledger.charge_no_throttle(work.request.account, Kind.MUTATION, total, now_ms)
 
     def _create(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
         without_count = [str(topic.name) for topic in work.wanted if topic.partitions is None and topic.counts]
@@ -109,14 +107,13 @@ class MutationQuota:
             return (yield from then(now_ms))
 
         version, question = wire.default_count_question(names[:MAX_ASKED])
-        return Ask(CREATE_TOPICS, version, question, _in_slices(counted))
+        return Ask(CREATE_TOPICS, version, question, in_slices(counted))
 
     def _create_counted(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
-        for part in portions(work.wanted):
-            for topic in part:
-                if topic.partitions is None:
-                    topic.cost = self.default_count or 1
-            if len(part) == SLICE:
+        for number, topic in enumerate(work.wanted, 1):
+            if topic.partitions is None:
+                topic.cost = self.default_count or 1
+            if number % SLICE == 0:
                 now_ms = yield
         if not work.strict or not work.may_refuse(now_ms):
             return (yield from work.decide(now_ms))
@@ -124,17 +121,16 @@ class MutationQuota:
         def counted(body: bytes, now_ms: float) -> Slices[Decision]:
             described, now_ms = yield from wire.read_metadata(version, body, len(work.wanted), now_ms)
             existing = {topic.name for topic in described if topic.error in EXISTS}
-            for part in portions(work.wanted):
-                for topic in part:
-                    topic.counts = topic.counts and topic.name not in existing
-                if len(part) == SLICE:
+            for number, topic in enumerate(work.wanted, 1):
+                topic.counts = topic.counts and topic.name not in existing
+                if number % SLICE == 0:
                     now_ms = yield
             return (yield from work.decide(now_ms))
 
         # There are too few tokens for all. Topics that already exist must not use up what is left, nor be asked to come
         # back later: programs that create topics "if missing" ask for them again at every start.
-        version, question, _ = yield from wire.metadata_question(work.names(), [], ids_wanted=False, now_ms=now_ms)
-        return Ask(METADATA, version, question, _in_slices(counted))
+        version, question = yield from wire.metadata_question(work.names(), [], ids_wanted=False)
+        return Ask(METADATA, version, question, in_slices(counted))
 
     def _let_create(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
         """A broker creates what a Metadata request names and does not exist."""
@@ -143,46 +139,45 @@ class MutationQuota:
             return Forward()
         if len(asked.found) > MAX_TOPICS:
             return Forward(asked.creating_none(None))
-        names = list(dict.fromkeys(topic.name for topic in asked.found if topic.name))
+        names = list(dict.fromkeys(name for name, _ in asked.found if name))
         if not names:
             return Forward()
         missing: dict[str, None] = {}
 
         def counted(body: bytes, now_ms: float) -> Slices[Decision]:
             described, now_ms = yield from wire.read_metadata(version, body, len(asked.found), now_ms)
-            for part in portions(described):
-                for topic in part:
-                    if topic.error in EXISTS:
-                        self.recent.see(topic.name)
-                    elif topic.error == MISSING and topic.name:
-                        missing[topic.name] = None
-                if len(part) == SLICE:
+            for number, topic in enumerate(described, 1):
+                if topic.error in EXISTS:
+                    self.recent.see(topic.name)
+                elif topic.error == MISSING and topic.name:
+                    missing[topic.name] = None
+                if number % SLICE == 0:
                     now_ms = yield
             new = list(islice(filterfalse(self.recent.is_paid, missing), MAX_ASKED))
             return (yield from self._with_default(new, charged, now_ms)) if new else Forward()
 
         def charged(now_ms: float) -> Slices[Decision]:
             new: list[str] = []
-            for part in portions(list(missing)):
-                new += filterfalse(self.recent.is_paid, part)
-                if len(part) == SLICE:
+            for number, name in enumerate(missing, 1):
+                if not self.recent.is_paid(name):
+                    new.append(name)
+                if number % SLICE == 0:
                     now_ms = yield
             count, refused = self.default_count or 1, set(new)
-            for part in portions(new):
-                for name in part:
-                    if not self.ledger.charge_mutation(request.account, count, True, now_ms).accepted:
-                        return _creating(missing.keys() - refused, refused, asked)
-                    self.recent.put(name, None, count, unseen=True)
-                    refused.discard(name)
-                if len(part) == SLICE:
+            for number, name in enumerate(new, 1):
+                if not self.ledger.charge_mutation(request.account, count, True, now_ms).accepted:
+                    return _creating(missing.keys() - refused, refused, asked)
+                self.recent.put(name, None, count, unseen=True)
+                refused.discard(name)
+                if number % SLICE == 0:
                     now_ms = yield
             return Forward()
 
         if asked.can_forbid:
             version, question = request.api_version, asked.creating_none(None)
         else:
-            version, question, _ = yield from wire.metadata_question(names, [], ids_wanted=False, now_ms=now_ms)
-        return Ask(METADATA, version, question, _in_slices(counted))
+            version, question = yield from wire.metadata_question(names, [], ids_wanted=False)
+        return Ask(METADATA, version, question, in_slices(counted))
 
     def _look_up(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
         """Topics are deleted or grow: how many partitions they have is asked first."""
@@ -192,11 +187,9 @@ class MutationQuota:
             now_ms = yield from work.look_up(described, now_ms)
             return (yield from work.decide(now_ms))
 
-        with_ids = work.request.api_key == DELETE_TOPICS and work.request.api_version >= 6
-        version, question, _ = yield from wire.metadata_question(
-            work.names(), work.ids(), ids_wanted=with_ids, now_ms=now_ms
-        )
-        return Ask(METADATA, version, question, _in_slices(counted))
+        with_ids = wire.may_give_ids(work.request.api_key, work.request.api_version)
+        version, question = yield from wire.metadata_question(work.names(), work.ids(), ids_wanted=with_ids)
+        return Ask(METADATA, version, question, in_slices(counted))
 
 
 def _creating(created: Set[str], refused: Set[str], asked: wire.Asked) -> Decision:
@@ -205,7 +198,3 @@ def _creating(created: Set[str], refused: Set[str], asked: wire.Asked) -> Decisi
     if not created or not asked.can_forbid:
         return last
     return Ask(METADATA, asked.version, asked.naming(created), lambda _body, _now_ms: last)
-
-
-def _in_slices(counted: Callable[[bytes, float], Slices[Decision]]) -> Callable[[bytes, float], Outcome]:
-    return lambda body, now_ms: Work(counted(body, now_ms))

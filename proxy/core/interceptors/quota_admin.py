@@ -18,22 +18,10 @@ from kio.serial import entity_reader
 
 from proxy.core.interceptors.intercept import AdminRequest, Answer, Decision, Forward, Outcome, Reply, Wait, Work
 from proxy.core.wire.apis import DESCRIBE_CLIENT_QUOTAS
-from proxy.core.wire.bodies import encoded, module_of, readable
+from proxy.core.wire.bodies import class_of, encoded, readable
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.lengths import (
-    SLICE,
-    Slices,
-    Starts,
-    array_count,
-    array_start,
-    check_lengths,
-    check_part,
-    place,
-    portions,
-    read_int16,
-    walk,
-)
-from proxy.core.wire.primitives import INT16, INT32, compact_string, string, uvarint
+from proxy.core.wire.lengths import SLICE, Found, Slices, array_of, array_start, check_lengths, check_part, walk
+from proxy.core.wire.primitives import INT16, array_head, compact_string, string
 from quota.admin import (
     CLUSTER_AUTHORIZATION_FAILED,
     INVALID_REQUEST,
@@ -68,6 +56,8 @@ MAX_ALTERED: Final = 1000
 made at once, in up to 5 µs for each."""
 MAX_OPS: Final = 10
 """Operations of one such entry. Each key may occur once, and there are five."""
+MAX_TAGS: Final = 100
+"""Tagged fields of a filter, which are visited in one slice. As in a request's header."""
 _TOO_LARGE: Final = AdminError(
     INVALID_REQUEST,
     f"expected at most {MAX_ALTERED} entries, each with at most {MAX_OPS} operations: split the request",
@@ -132,10 +122,9 @@ class QuotaAdmin:
 
     def _ask(self, request: AdminRequest) -> Outcome:
         version = request.api_version
-        module = module_of("describe_client_quotas", version, "request")
-        cls = module.DescribeClientQuotasRequest
+        cls = class_of("describe_client_quotas", version, "request")
         with readable("request_malformed", cls):
-            components, strict = _components(module, request.body)
+            components, strict = _components(cls, request.body)
         nothing = encoded(cls(components=(), strict=True))
         return Forward(nothing, on_response=partial(self._describe, version, strict, components))
 
@@ -147,7 +136,7 @@ class QuotaAdmin:
             raise WireError(
                 "broker_malformed", f"DescribeClientQuotasResponse version {version} cannot be read: truncated"
             )
-        if read_int16(answer, _ERROR_AT) != ErrorCode.none:
+        if INT16.unpack_from(answer, _ERROR_AT)[0] != ErrorCode.none:
             return Reply()  # the broker's refusal
         table = self._authority.table
         if table is not self._answered:
@@ -162,7 +151,9 @@ class QuotaAdmin:
         try:
             chosen = selection(components, strict=strict)
         except AdminError as error:
-            return Reply(_NO_THROTTLE + _described_head(version, error) + _null_array(version))
+            return Reply(
+                _NO_THROTTLE + _described_head(version, error) + array_head(-1, bool(version)) + _tags(version)
+            )
         found = []
         for number, (entity, limits) in enumerate(each_enforced(table), 1):
             if chosen(entity):
@@ -180,38 +171,36 @@ class QuotaAdmin:
 
     def _alter(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
         version = request.api_version
-        module = module_of("alter_client_quotas", version, "request")
-        cls, body = module.AlterClientQuotasRequest, request.body
+        cls, body = class_of("alter_client_quotas", version, "request"), request.body
+        _, entry_class = array_of(cls)
         refusal, outcome = self._refusal(request.user)
         entities: dict[bytes, None] = {}
         entries: list[bytes] = []
-        entity_at, ops_at = place(module.EntryData, "entity") or 0, place(module.EntryData, "ops") or 0
 
-        def take(starts: Starts) -> None:
-            entities[body[starts[entity_at] : starts[ops_at]]] = None
-            most = max(array_count(body, starts[at], cls.__flexible__) for at in (entity_at, ops_at))
+        def take(entry: Found) -> None:
+            entities[entry.part("entity")] = None
+            most = max(entry.count("entity"), entry.count("ops"))
             if refusal is None and len(entries) < MAX_ALTERED and most <= MAX_OPS:
-                entries.append(body[starts[0] : starts[-1]])
+                entries.append(entry.raw)
 
         with readable("request_malformed", cls):
-            starts, now_ms = yield from walk(cls, body, {"entries": take}, now_ms)
-            count = array_count(body, 0, cls.__flexible__)
-            if refusal is None and count > len(entries):
+            message, now_ms = yield from walk(cls, body, "entries", take, now_ms)
+            if message.starts[-1] != len(body):
+                raise ValueError(f"{len(body) - message.starts[-1]} bytes too many")
+            if refusal is None and message.count("entries") > len(entries):
                 refusal, outcome = _TOO_LARGE, "invalid"
             verdicts: dict[Entity, Validated] = {}
-            for part in portions(entries) if refusal is None else ():
-                for entry in part:
-                    validate_one(verdicts, *_alteration(module.EntryData, entry))
-                if len(part) == SLICE:
+            for number, raw in enumerate(entries if refusal is None else (), 1):
+                validate_one(verdicts, *_alteration(entry_class, raw))
+                if number % SLICE == 0:
                     yield
-            if refusal is None:
-                validate_only = body[starts[1]] != 0
-                if body[starts[2] :] not in (b"", b"\0"):  # something else might be meant than what is read here
-                    raise ValueError("unknown tagged fields")
+            if refusal is None and body[message.starts[2] :] != _tags(version):
+                raise ValueError("unknown tagged fields")  # something else might be meant than what is read here
         if refusal is not None:
             self.requests[outcome] += 1
             return Answer((yield from _refused(version, entities, refusal)))
         changes = {one.entity: one.changes for one in verdicts.values() if one.changes}
+        validate_only = message.number("validate_only")
         if validate_only or not changes:
             self.requests["validated" if validate_only else "invalid"] += 1
             return Answer(alter_response(version, verdicts.values()))
@@ -250,14 +239,12 @@ class QuotaAdmin:
 
 def describe_request(version: int) -> bytes:
     """The body of a DescribeClientQuotas request for everything."""
-    return encoded(
-        module_of("describe_client_quotas", version, "request").DescribeClientQuotasRequest(components=(), strict=False)
-    )
+    return encoded(class_of("describe_client_quotas", version, "request")(components=(), strict=False))
 
 
 def read_described(version: int, body: bytes) -> dict[Entity, dict[str, float]]:
     """The limits in a broker's answer. Raises WireError if it cannot be parsed, AdminError if the broker refuses."""
-    cls = module_of("describe_client_quotas", version, "response").DescribeClientQuotasResponse
+    cls = class_of("describe_client_quotas", version, "response")
     with readable("broker_malformed", cls):
         check_lengths(cls, body)
         response, _ = entity_reader(cls)(body, 0)
@@ -282,26 +269,25 @@ def _described_entry(version: int, entity: Entity, limits: Mapping[str, float]) 
     return _entity(version, entity) + _array(version, values, inside=True) + tags
 
 
-def _components(module: Any, body: bytes) -> tuple[tuple[Component, ...], bool]:
+def _components(cls: Any, body: bytes) -> tuple[tuple[Component, ...], bool]:
     """The filter of a DescribeClientQuotas request: its first components, and whether it is strict.
 
     Of four components two have the same type or one has an unknown one, so further ones do not matter.
     """
-    cls, read = module.DescribeClientQuotasRequest, entity_reader(module.ComponentData)
-    count = array_count(body, 0, cls.__flexible__)
+    count, at = array_start(body, 0, cls.__flexible__)
+    strict, found = False, []
     if count <= MAX_COMPONENTS:
-        check_lengths(cls, body)
+        check_lengths(cls, body, MAX_TAGS)
         message, _ = entity_reader(cls)(body, 0)
-        found: Iterable[Any] = message.components or ()
-        return tuple(Component(one.entity_type, one.match_type, one.match) for one in found), message.strict
-    found = []
-    at = array_start(body, 0, cls.__flexible__)
-    for _ in range(MAX_COMPONENTS):
-        end = check_part(module.ComponentData, body, at)
-        one, _ = read(body, at)
-        found.append(one)
-        at = end
-    return tuple(Component(one.entity_type, one.match_type, one.match) for one in found), False
+        strict, found = message.strict, message.components
+    else:
+        _, component = array_of(cls)
+        for _ in range(MAX_COMPONENTS):
+            end = check_part(component, body, at, MAX_TAGS)
+            one, _ = entity_reader(component)(body, at)
+            found.append(one)
+            at = end
+    return tuple(Component(one.entity_type, one.match_type, one.match) for one in found), strict
 
 
 def _alteration(cls: Any, entry: bytes) -> tuple[Entity, list[Op]]:
@@ -351,16 +337,9 @@ def _string(version: int, text: str) -> bytes:
     return compact_string(text) if version else string(text)
 
 
-def _null_array(version: int) -> bytes:
-    return b"\0\0" if version else b"\xff\xff\xff\xff"
-
-
 def _array(version: int, elements: Sequence[bytes], *, inside: bool = False) -> bytes:
     """An array, and the tagged fields of the message, whose last field it is unless `inside` of another."""
-    body = b"".join(elements)
-    if not version:
-        return INT32.pack(len(elements)) + body
-    return uvarint(len(elements) + 1) + body + (b"" if inside else b"\0")
+    return array_head(len(elements), bool(version)) + b"".join(elements) + (b"" if inside else _tags(version))
 
 
 def _entity(version: int, entity: Entity) -> bytes:

@@ -24,6 +24,7 @@ from proxy.core.interceptors.intercept import (
     Looker,
     Outcome,
     Work,
+    in_slices,
 )
 from proxy.core.wire import schema
 from proxy.core.wire import topics as wire
@@ -33,12 +34,7 @@ from proxy.core.wire.primitives import Buffer
 from proxy.core.wire.stream import TopicWalk
 from proxy.core.wire.throttle import by_version
 from proxy.core.wire.topic_changes import TOPIC_CHANGES, Change, read_changes, refusal
-from proxy.core.wire.topics import DELETE_TOPICS
 from quota.ledger import Account
-
-_IDS_FROM: Final = 6
-"""The first version of DeleteTopics that may give topics by id."""
-
 
 _WALKS: Final = by_version(schema.TOPIC_WALKS)
 
@@ -66,7 +62,7 @@ class ReservedTopic:
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """See :meth:`proxy.core.interceptors.intercept.Interceptor.request`."""
-        if self.name not in request.body and not self._is_by_id(request):
+        if self.name not in request.body and not wire.may_give_ids(request.api_key, request.api_version):
             return self._pass(request, now_ms)
         return Work(self._judge(request, now_ms))
 
@@ -89,21 +85,16 @@ class ReservedTopic:
         walk.see(piece)
         return None if is_whole else walk
 
-    def _is_by_id(self, request: AdminRequest) -> bool:
-        return request.api_key == DELETE_TOPICS and request.api_version >= _IDS_FROM
-
     def _judge(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
         changes, now_ms = yield from read_changes(request.api_key, request.api_version, request.body, now_ms)
         if any(change.topic == self._topic for change in changes):
             return (yield from self._refuse(request, changes, None))
         ids = [one.topic_id for one in changes if one.topic is None and one.topic_id is not None]
-        if self._is_by_id(request) and ids:
-            return (yield from self._ask(request, changes, list(dict.fromkeys(ids)), now_ms))
+        if ids:
+            return (yield from self._ask(request, changes, list(dict.fromkeys(ids))))
         return (yield from self._passed(request, now_ms))
 
-    def _ask(
-        self, request: AdminRequest, changes: list[Change], ids: list[uuid.UUID], now_ms: float
-    ) -> Slices[Decision]:
+    def _ask(self, request: AdminRequest, changes: list[Change], ids: list[uuid.UUID]) -> Slices[Decision]:
         """Ask the broker which topics these ids are, as far as the client may know."""
 
         def judged(body: bytes, now_ms: float) -> Slices[Decision]:
@@ -113,8 +104,8 @@ class ReservedTopic:
                     return (yield from self._refuse(request, changes, topic.topic_id))
             return (yield from self._passed(request, now_ms))
 
-        version, question, _ = yield from wire.metadata_question([], ids, ids_wanted=True, now_ms=now_ms)
-        return Ask(METADATA, version, question, lambda body, now_ms: Work(judged(body, now_ms)))
+        version, question = yield from wire.metadata_question([], ids, ids_wanted=True)
+        return Ask(METADATA, version, question, in_slices(judged))
 
     def _refuse(self, request: AdminRequest, changes: list[Change], topic_id: uuid.UUID | None) -> Slices[Decision]:
         self.refused[api_name(request.api_key)] += 1

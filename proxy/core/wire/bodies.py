@@ -15,15 +15,16 @@ from proxy.core.wire.frames import WireError
 
 
 @cache
-def module_of(name: str, version: int, kind: str) -> Any:
-    """kio's module of a message, such as ``("create_topics", 5, "request")``."""
-    return import_module(f"kio.schema.{name}.v{version}.{kind}")
+def class_of(name: str, version: int, kind: str) -> Any:
+    """kio's class of a message, such as ``("create_topics", 5, "request")``."""
+    words = (*name.split("_"), kind)
+    module = import_module(f"kio.schema.{name}.v{version}.{kind}")
+    return getattr(module, "".join(word.capitalize() for word in words))
 
 
-def class_in(module: Any) -> Any:
-    """The message class itself: of all classes in such a module, the one named like it."""
-    *_, name, _, kind = module.__name__.split(".")
-    return getattr(module, "".join(word.capitalize() for word in (*name.split("_"), kind)))
+def made(cls: Any, **values: Any) -> Any:
+    """A message, or a part of one, with those of these values that its version has."""
+    return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
 
 def encoded(message: Any) -> bytes:

@@ -43,6 +43,7 @@ THROTTLE: Final = 13  # -: int32 throttle_time_ms
 TOPIC: Final = 14  # -: a STRING that is a topic's name
 VARTOPIC: Final = 15  # -: a compact string that is a topic's name
 TOPIC_ID: Final = 16  # 16: a topic's id
+REQUIRED: Final = 17  # ARRAY or VARARRAY, which comes next: nothing; the array must not be null
 
 
 def read_uvarint(buf: Buffer, pos: int, limit: int) -> tuple[int, int]:
@@ -67,6 +68,11 @@ def uvarint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def array_head(elements: int, compact: bool) -> bytes:
+    """What is before the elements of an array: how many these are (-1: null)."""
+    return uvarint(elements + 1) if compact else INT32.pack(elements)
 
 
 def compact_string(text: str) -> bytes:

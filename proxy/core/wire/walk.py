@@ -7,11 +7,13 @@ with more. `frame_end` is where the frame says it ends; beyond it the sender is 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from proxy.core.wire import primitives as p
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.primitives import INT16, INT32, Buffer, Program, read_uvarint
+
+T = TypeVar("T")
 
 
 class Short(Exception):  # noqa: N818 - not an error: the caller waits for more bytes and asks again
@@ -61,12 +63,22 @@ MAX_SCOPES: Final = 8
 """Tagged fields that are entered; a response has one of them. Each is compared with all addresses."""
 
 
+def finish(steps: Generator[None, Any, T]) -> T:
+    """What goes in slices, all at once: its result."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
 class Walker:
     """Walks one message. `addresses`, `lists`, `scopes` and `throttle_at` are its findings."""
 
     __slots__ = (
         "_compact", "_controllers", "_due", "_elements", "_host_at", "_host_end", "_node_id", "addresses", "buf",
-        "frame_end", "limit", "lists", "scopes", "throttle_at",
+        "frame_end", "limit", "lists", "now_ms", "scopes", "throttle_at",
     )  # fmt: skip
 
     def __init__(self, buf: Buffer, limit: int, frame_end: int, most: int = MAX_ELEMENTS) -> None:
@@ -78,6 +90,8 @@ class Walker:
         self.lists: list[NodeList] = []
         self.scopes: list[TagScope] = []
         self.throttle_at = -1
+        self.now_ms = 0.0
+        """The time that was sent after the last slice, if any was."""
         self._node_id = -1
         self._controllers = False
         self._compact = False
@@ -87,15 +101,9 @@ class Walker:
 
     def run(self, program: Program, pos: int) -> int:
         """Walk over `program` from `pos`; the position after it. Raises Short or WireError."""
-        walk = self.walk(program, pos)
-        try:
-            while True:
-                next(walk)
-        except StopIteration as end:
-            position: int = end.value
-            return position
+        return finish(self.walk(program, pos))
 
-    def walk(self, program: Program, pos: int) -> Generator[None, None, int]:
+    def walk(self, program: Program, pos: int) -> Generator[None, Any, int]:
         """As `run`, in slices: others may be served after each."""
         buf, limit = self.buf, self.limit
         for code, argument in program:
@@ -111,7 +119,7 @@ class Walker:
             elif code in (p.VARARRAY, p.ARRAY):
                 counted_at, first = pos, len(self.addresses)
                 count, pos = self.count(code, pos)
-                size = self._checked(argument, count, pos)
+                size = self.checked(argument, count, pos)
                 if size:
                     pos += count * size
                     continue
@@ -119,18 +127,18 @@ class Walker:
                 for _ in range(count):
                     pos = yield from self.walk(argument, pos)
                     if self._over():
-                        yield
+                        self.now_ms = yield
                 if argument[0][0] == p.NODE_ID:
                     self.lists.append(NodeList(code == p.VARARRAY, counted_at, began, count, first, pos))
             elif code == p.STRING:
-                pos = self._string(pos)
+                pos = self._sized(pos, 2)
             elif code == p.NODE_ID:
                 self.need(pos + 4)
                 self._node_id = INT32.unpack_from(buf, pos)[0]
                 pos += 4
             elif code in (p.HOST, p.VARHOST):
                 self._host_at, self._compact = pos, code == p.VARHOST
-                pos = self._varlen(pos) if self._compact else self._string(pos)
+                pos = self._varlen(pos) if self._compact else self._sized(pos, 2)
                 self._host_end = pos
             elif code == p.PORT:
                 self.need(pos + argument)
@@ -152,6 +160,8 @@ class Walker:
             elif code == p.NULLABLE:
                 self.need(pos + 1)
                 pos = pos + 1 if buf[pos] >= 0x80 else (yield from self.walk(argument, pos + 1))
+            elif code == p.REQUIRED and self.count(argument, pos)[0] < 0:
+                raise self._malformed("an array is null that must not be")
             if pos > limit:
                 self.need(pos)
         return pos
@@ -187,9 +197,6 @@ class Walker:
         length, pos = self._uvarint(pos)
         return pos + length - 1 if length else pos
 
-    def _string(self, pos: int) -> int:
-        return self._sized(pos, 2)
-
     def _sized(self, pos: int, prefix_bytes: int) -> int:
         self.need(pos + prefix_bytes)
         length: int = (INT16 if prefix_bytes == 2 else INT32).unpack_from(self.buf, pos)[0]
@@ -197,7 +204,7 @@ class Walker:
             raise self._malformed(f"a field's length is {length}")
         return pos + prefix_bytes + max(length, 0)
 
-    def _checked(self, element: Program, count: int, pos: int) -> int:
+    def checked(self, element: Program, count: int, pos: int) -> int:
         """The size of each element of an array, if they all have the same; else 0."""
         if count <= 0:
             if count < -1:
@@ -226,7 +233,7 @@ class Walker:
         if self._elements < 0:
             raise self._malformed(f"{-self._elements} elements above the limit")
 
-    def _tags(self, wanted: tuple[tuple[int, Program], ...], pos: int) -> Generator[None, None, int]:
+    def _tags(self, wanted: tuple[tuple[int, Program], ...], pos: int) -> Generator[None, Any, int]:
         count, pos = self._uvarint(pos)
         if count > self.frame_end - pos:
             raise self._malformed(f"{count} tagged fields cannot fit into {self.frame_end - pos} bytes")
@@ -246,5 +253,5 @@ class Walker:
             self.need(content_end)
             pos = content_end
             if self._over():
-                yield
+                self.now_ms = yield
         return pos

@@ -10,7 +10,7 @@ from typing import Final
 import trio
 from kio.serial import entity_reader
 
-from proxy.core.wire.bodies import module_of, readable
+from proxy.core.wire.bodies import class_of, readable
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.lengths import check_lengths
 from proxy.core.wire.messages import framed, request_header
@@ -31,7 +31,7 @@ def describe_request(version: int, correlation_id: int, client_id: str) -> bytes
 
 def read_owners(version: int, body: bytes) -> dict[str, str]:
     """Owners by token id, from a response body. Raises WireError if it cannot be read or the broker refuses."""
-    cls = module_of("describe_delegation_token", version, "response").DescribeDelegationTokenResponse
+    cls = class_of("describe_delegation_token", version, "response")
     with readable("broker_malformed", cls):
         check_lengths(cls, body)
         response, _ = entity_reader(cls)(body, 0)
