@@ -31,7 +31,7 @@ from proxy.core.wire import topics as wire
 from proxy.core.wire.apis import METADATA, api_name
 from proxy.core.wire.lengths import Slices
 from proxy.core.wire.primitives import Buffer
-from proxy.core.wire.stream import TopicWalk
+from proxy.core.wire.stream import StreamWalk
 from proxy.core.wire.throttle import by_version
 from proxy.core.wire.topic_changes import TOPIC_CHANGES, Change, read_changes, refusal
 from quota.ledger import Account
@@ -81,7 +81,7 @@ class ReservedTopic:
                 text = f"{api_name(api_key)} names topic {self._topic}, which belongs to kquota"
                 raise SessionError(CloseReason.RESERVED_TOPIC, text)
 
-        walk = TopicWalk(program, named)
+        walk = StreamWalk(program, named)
         walk.see(piece)
         return None if is_whole else walk
 

@@ -10,8 +10,8 @@ from collections.abc import Generator
 from typing import Final
 
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.primitives import INT16, INT32, Program, uvarint
-from proxy.core.wire.stream import MAX_TOPIC_BYTES, TopicWalk
+from proxy.core.wire.primitives import INT16, INT32, Program, array_head, uvarint
+from proxy.core.wire.stream import MAX_TOPIC_BYTES, StreamWalk
 
 REQUEST_TIMED_OUT: Final = INT16.pack(7)
 MAX_ELEMENTS: Final = 1024
@@ -29,7 +29,7 @@ _PRODUCER: Final = struct.Struct(">qhi")
 _TIMESTAMP: Final = struct.Struct(">q")
 
 
-class ProduceRefusal(TopicWalk):
+class ProduceRefusal(StreamWalk):
     """Refuses one request, whose body it sees. Raises WireError (`TOO_LARGE`: it has too many partitions)."""
 
     __slots__ = ("_flexible", "_left", "_parts", "_tail", "_timed", "_version", "_whole", "batches")
@@ -61,7 +61,8 @@ class ProduceRefusal(TopicWalk):
     def _run(self, _program: Program) -> Generator[None, None, None]:
         no_tags = b"\0" if self._flexible else b""
         if self._version >= 3:
-            yield from self._skip(2)
+            length = yield from self._length(2)
+            self._at += max(length, 0)
         self._at += 6  # acks, timeout_ms
         for _ in range((yield from self._array())):
             length = 16 if self._version >= 13 else (yield from self._length(2))
@@ -96,7 +97,7 @@ class ProduceRefusal(TopicWalk):
     def _array(self) -> Generator[None, None, int]:
         count = max((yield from self._length(4)), 0)
         self._count(count)
-        self._parts.append(uvarint(count + 1) if self._flexible else INT32.pack(count))
+        self._parts.append(array_head(count, self._flexible))
         return count
 
     def _length(self, width: int) -> Generator[None, None, int]:
@@ -108,10 +109,6 @@ class ProduceRefusal(TopicWalk):
         self._at += width
         value: int = (INT16 if width == 2 else INT32).unpack_from(self._data, self._at - width)[0]
         return value
-
-    def _skip(self, width: int) -> Generator[None, None, None]:
-        length = yield from self._length(width)
-        self._at += max(length, 0)
 
     def _tags(self) -> Generator[None, None, None]:
         if self._flexible:

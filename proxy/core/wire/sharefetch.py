@@ -16,12 +16,16 @@ from proxy.core.wire import primitives as p
 from proxy.core.wire import schema
 from proxy.core.wire.apis import SHARE_FETCH, check_known
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.primitives import Buffer, Program, read_uvarint, uvarint
-from proxy.core.wire.walk import MAX_ELEMENTS, Short, Walker
+from proxy.core.wire.primitives import FRAME_PREFIX_BYTES, INT32, Buffer, Program, read_uvarint, uvarint
+from proxy.core.wire.stream import StreamWalk
+from proxy.core.wire.throttle import by_version
+from proxy.core.wire.walk import MAX_ELEMENTS, Walker
 
 MAX_PARTIAL_BYTES: Final = 1024 * 1024
 """The endpoints of a cluster of ten thousand brokers are smaller than this."""
 
+_WALKS: Final = by_version(schema.ADDRESS_WALKS)
+_CORRELATION_ID_BYTES: Final = 4
 # Two tags for the padding field, far from those that Kafka assigns. The length to fill decides which is used: a minimal
 # size field grows from one byte to two between 127 and 128, so that one tag alone cannot fill every length.
 _PADDING_TAGS: Final = (10_000, 100_000)  # two and three bytes as uvarint
@@ -37,138 +41,71 @@ def padding(length: int) -> bytes:
     raise ValueError(f"a tagged field cannot have {length} bytes")
 
 
-def _split(version: int) -> tuple[Program, Program]:
-    """The walk before the node endpoints, and the walk over the endpoints themselves."""
-    walk = next(walk for first, last, walk in schema.ADDRESS_WALKS[SHARE_FETCH] if first <= version <= last)
-    return walk[:-1], walk[-1:]
-
-
-class ShareFetchScrubber:
+class ShareFetchScrubber(StreamWalk):
     """One response: `feed` it the frame from its size prefix to its end, in any pieces, and send what it returns.
 
     In total it returns as many bytes as it was fed; the last few come only with the last piece. Raises WireError for
     unknown versions, and from `feed` for malformed responses.
     """
 
+    __slots__ = ("_endpoints", "_left", "_passed", "_tail")
+    _fault = "response_malformed"
+
     def __init__(self, version: int) -> None:
         check_known(SHARE_FETCH, version)
-        self._before, self._endpoints = _split(version)
-        self._left = 4
-        """Bytes of the frame not fed yet; until the frame's size is known, of its size prefix."""
-        self._elements = 0
+        *before, endpoints = _WALKS[SHARE_FETCH << 16 | version]
+        self._endpoints = (endpoints,)
+        self._left = 1 << 31
+        """Bytes of the frame not fed yet; more than there can be until the frame's size is known."""
+        self._passed = 0
         """Array elements and tagged fields passed: each costs time, and 64 KB of empty ones would stall all
         connections."""
-        self._partial: bytearray | None = None
-        self._walk = self._walk_head()
-        self._skip = next(self._walk)
-        """Bytes to pass before the walk goes on; 0 when it needs the next byte."""
+        self._tail: bytearray | None = None
+        super().__init__(((p.SKIP, _CORRELATION_ID_BYTES), (p.TAGS, ()), *before))
 
     def feed(self, data: Buffer) -> bytes:
         """The bytes to send for `data`: the same, except for the end of the frame, which is kept and then changed."""
-        pos, end = 0, len(data)
-        while pos < end and self._partial is None:
-            if self._skip:
-                count = min(self._skip, end - pos)
-                self._skip -= count
-                self._left -= count
-                pos += count
-                if not self._skip:
-                    self._go_on(None)
-            else:
-                self._left -= 1
-                byte = data[pos]
-                pos += 1
-                self._go_on(byte)
-        passed = bytes(data[:pos])
-        if self._partial is None:
-            return passed
-        if end - pos > self._left:
+        self._left -= len(data)
+        passed = b""
+        if self._tail is None:
+            self.see(data)
+            passed = bytes(data[: len(data) - len(self._tail or b"")])
+        else:
+            self._tail += data
+        if self._left < 0:
             raise ValueError("more bytes than the frame has")
-        self._partial += data[pos:]
-        self._left -= end - pos
-        return passed if self._left else passed + self._scrub(self._partial)
+        if self._tail is None and self.unseen() >= self._left:
+            raise WireError("response_malformed", "a ShareFetch response ends before its node endpoints")
+        return passed if self._left or self._tail is None else passed + self._scrub(self._tail)
 
-    def _go_on(self, byte: int | None) -> None:
-        """Give the walk its byte, or report that the bytes to skip have passed, until it needs more."""
-        try:
-            self._skip = next(self._walk) if byte is None else self._walk.send(byte)
-        except StopIteration:
-            self._skip = 0
-            self._partial = bytearray()
-            if self._left > MAX_PARTIAL_BYTES:
-                raise WireError(
-                    "response_too_large", f"the node endpoints of a ShareFetch response take {self._left} bytes"
-                ) from None
-            if self._left == 0:
-                raise WireError("response_malformed", "a ShareFetch response ends before its node endpoints") from None
-        if self._skip > self._left:
-            raise WireError(
-                "response_malformed", f"a field ends {self._skip - self._left} bytes past the end of its frame"
-            )
-
-    # The walk is a generator: it yields how many bytes to pass, or 0 to be sent the next byte.
-
-    def _walk_head(self) -> Generator[int, int, None]:
-        size = 0
-        for _ in range(4):
-            size = size << 8 | (yield 0)
-        if not 4 < size < 1 << 31:
+    def _run(self, program: Program) -> Generator[None, None, None]:
+        while len(self._data) < FRAME_PREFIX_BYTES:
+            yield
+        (size,) = INT32.unpack_from(self._data)
+        if size <= _CORRELATION_ID_BYTES:
             raise WireError("frame_too_small", f"the size of a ShareFetch response is {size} bytes")
-        self._left = size
-        yield 4  # correlation id
-        yield from self._run(((p.TAGS, ()),))
-        yield from self._run(self._before)
+        self._at = FRAME_PREFIX_BYTES
+        self._left = self._at + size - len(self._data)
+        yield from self._walk(program)
+        while self._at > len(self._data):
+            yield
+        if self._left + len(self._data) - self._at > MAX_PARTIAL_BYTES:
+            text = f"the node endpoints of a ShareFetch response take more than {MAX_PARTIAL_BYTES} bytes"
+            raise WireError("response_too_large", text)
+        self._tail = bytearray(self._data[self._at :])
 
-    def _uvarint(self) -> Generator[int, int, int]:
-        value = 0
-        for shift in (0, 7, 14, 21, 28):
-            byte = yield 0
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-        raise WireError("response_malformed", "a length exceeds 32 bits")
-
-    def _run(self, program: Program) -> Generator[int, int, None]:
-        for code, argument in program:
-            if code == p.SKIP:
-                yield argument
-            elif code == p.VARLEN:
-                length = yield from self._uvarint()
-                if length > 1:
-                    yield length - 1
-            elif code == p.VARARRAY:
-                count = yield from self._uvarint()
-                if count - 1 > self._left:
-                    raise WireError("response_malformed", f"an array declares {count - 1} elements")
-                self._count(count - 1)
-                for _ in range(count - 1):
-                    yield from self._run(argument)
-            elif code == p.TAGS:
-                fields = yield from self._uvarint()
-                self._count(fields)
-                for _ in range(fields):
-                    yield from self._uvarint()
-                    size = yield from self._uvarint()
-                    if size:
-                        yield size
-            else:
-                raise AssertionError(f"unexpected step {code} in a ShareFetch response")
-
-    def _count(self, elements: int) -> None:
-        self._elements += max(0, elements)
-        if self._elements > MAX_ELEMENTS:
+    def _count(self) -> None:
+        self._passed += 1
+        if self._passed > MAX_ELEMENTS:
             raise WireError("response_too_large", f"more than {MAX_ELEMENTS} elements in a ShareFetch response")
 
     def _scrub(self, tail: bytearray) -> bytes:
         """The frame's end, from the endpoints on, without endpoints but of the same length."""
         walker = Walker(tail, len(tail), len(tail))
-        try:
-            end = walker.run(self._endpoints, 0)
-            if not walker.addresses:
-                return bytes(tail)
-            tags, after = read_uvarint(tail, end, len(tail))
-            walker.run(((p.TAGS, ()),), end)
-        except Short as short:  # cannot be: the frame is whole
-            raise WireError("response_malformed", str(short)) from None
+        end = walker.run(self._endpoints, 0)
+        if not walker.addresses:
+            return bytes(tail)
+        tags, after = read_uvarint(tail, end, len(tail))
+        walker.run(((p.TAGS, ()),), end)
         clean = uvarint(1) + uvarint(tags + 1) + bytes(tail[after:])
         return clean + padding(len(tail) - len(clean))

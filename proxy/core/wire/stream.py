@@ -7,7 +7,6 @@ be there (`unseen`, `skip`).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from typing import Final
 
 from proxy.core.wire import primitives as p
@@ -22,23 +21,25 @@ each, and fewer in a Produce; they take some 4 ms."""
 _ALL: Final = 1 << 62
 
 
-class TopicWalk:
-    """One request body. Raises WireError ("request_malformed") for lengths that no broker accepts."""
+class StreamWalk:
+    """One message. Raises WireError (by default "request_malformed") for lengths that no broker accepts."""
 
     __slots__ = ("_at", "_data", "_elements", "_named", "_steps")
+    _fault = "request_malformed"
 
-    def __init__(self, program: Program, named: Callable[[bytes], None]) -> None:
-        """`program` is one of `schema.TOPIC_WALKS`; `named` is given each name and each id, and may raise."""
+    def __init__(self, program: Program, named: Callable[[bytes], None] = lambda _: None) -> None:
+        """`program` is one of the walks in `schema`; `named` is given each name and id of a topic, and may raise."""
         self._named = named
         self._data: Buffer = b""
         self._at = 0
-        """Where the walk is, counted from the beginning of `_data`; it may be beyond its end."""
+        """Where the walk is, counted from the beginning of `_data`, which may end before. Between two pieces, `_data`
+        begins there, or is empty."""
         self._elements = 0
         self._steps = self._run(program)
 
     def unseen(self) -> int:
         """How many of the next bytes the walk does not need to see."""
-        return max(self._at - len(self._data), 0)
+        return self._at
 
     def skip(self, count: int) -> None:
         """`count` of the bytes `unseen` passed."""
@@ -46,21 +47,19 @@ class TopicWalk:
 
     def see(self, piece: Buffer) -> None:
         """The next bytes; they are not needed afterwards."""
-        cut = self._data[self._at :] if self._at < len(self._data) else b""
-        self._at = max(self._at - len(self._data), 0)
-        self._data, self._elements = bytes(cut) + piece if cut else piece, 0
-        if self._at < len(self._data):
-            with suppress(StopIteration):
-                next(self._steps)
-                self._data, self._at = bytes(self._data[self._at :]), max(self._at - len(self._data), 0)
-                return
+        data = bytes(self._data) + piece if self._data else piece
+        self._data, self._elements = data, 0
+        if self._at < len(data) and next(self._steps, True):
             self._data, self._at = b"", _ALL
-            return
-        self._data, self._at = b"", self._at - len(self._data)
+        else:
+            self._data, self._at = bytes(data[self._at :]), max(self._at - len(data), 0)
 
     # A generator: it yields when it needs more bytes.
 
     def _run(self, program: Program) -> Generator[None, None, None]:
+        return self._walk(program)
+
+    def _walk(self, program: Program) -> Generator[None, None, None]:
         for code, argument in program:
             if code == p.SKIP:
                 self._at += argument
@@ -79,7 +78,7 @@ class TopicWalk:
             elif code == p.TAGS:
                 yield from self._tags()
             else:
-                raise AssertionError(f"step {code} in a request")
+                raise AssertionError(f"step {code} in a walk over a stream")
 
     def _sized(self, code: int, argument: Program, count: int) -> Generator[None, None, None]:
         """What follows a length. Below 0: nothing does, or the broker refuses it."""
@@ -94,7 +93,7 @@ class TopicWalk:
         else:
             for _ in range(count):
                 self._count()
-                yield from self._run(argument)
+                yield from self._walk(argument)
 
     def _tags(self) -> Generator[None, None, None]:
         count = yield from self._uvarint()
@@ -122,9 +121,9 @@ class TopicWalk:
                 if value >= 1 << 31:  # a broker cuts it to 32 bits, and takes it for a negative number
                     break
                 return value
-        raise WireError("request_malformed", "a length exceeds 31 bits")
+        raise WireError(self._fault, "a length exceeds 31 bits")
 
     def _count(self) -> None:
         self._elements += 1
         if self._elements > MAX_ELEMENTS:
-            raise WireError("request_malformed", f"more than {MAX_ELEMENTS} topics and partitions in one read")
+            raise WireError(self._fault, f"more than {MAX_ELEMENTS} topics and partitions in one read")
