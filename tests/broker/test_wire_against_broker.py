@@ -58,7 +58,7 @@ def test_reads_brokers_from_real_metadata(cluster: KafkaCluster) -> None:
     with connect(cluster) as peer:
         for version in range(1, offered[apis.METADATA][1] + 1):
             frame = peer.exchange(messages.metadata_request(version, 5, "kquota-test"))
-            (broker,) = responses.read_brokers(version, frame, 0, len(frame))
+            (broker,), _ = responses.read_cluster(version, frame)
             node = cluster.nodes[0]
             assert broker == (node.node_id, node.host, node.port)
 

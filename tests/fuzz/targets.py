@@ -434,7 +434,7 @@ def own_questions(data: bytes) -> None:
         if data[0] == 1:
             read_described(1, data[1:])
         elif len(frame) >= 8:
-            responses.read_brokers(data[0] % 14, frame, 0, len(frame))
+            responses.read_cluster(data[0] % 14, frame)
     except (WireError, AdminError):
         pass
     if len(frame) >= 8:

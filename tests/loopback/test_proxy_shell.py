@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from proxy.core.wire.responses import read_brokers
+from proxy.core.wire.responses import read_cluster
 from proxy.net.io import host
 from proxy.net.io.loop import EventLoop
 from proxy.net.listen.listeners import bind
@@ -274,6 +274,6 @@ async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
         for _ in range(2):
             frame = await exchange(client, request(METADATA, 1, 3, b"\0\0\0\0"))
             assert frame is not None
-            nodes = read_brokers(1, frame, 0, len(frame))
+            nodes, _ = read_cluster(1, frame)
             assert [node.node_id for node in nodes] == list(range(1, count + 1))
             assert {node.port for node in nodes} == {local for *_, local in proxy.cluster.all()} - {None}

@@ -247,9 +247,9 @@ def test_reads_brokers() -> None:
     brokers = [{"node_id": n, "host": host, "port": port, "rack": None} for n, host, port in expected]
     for version in range(14):
         frame = answer(apis.METADATA, version, brokers=brokers, topics=[])
-        assert responses.read_brokers(version, frame, 0, len(frame)) == expected
+        assert responses.read_cluster(version, frame) == (expected, None)
         with pytest.raises(WireError, match="truncated"):
-            responses.read_brokers(version, frame, 0, frame.rindex(b"kafka") + 3)
+            responses.read_cluster(version, frame[: frame.rindex(b"kafka") + 3])
 
 
 def api_versions(version: int, offered: dict[int, tuple[int, int]], error: int = 0) -> bytes:

@@ -6,7 +6,6 @@ bytes that have arrived, which may be before or after the frame's own end.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeAlias
@@ -35,13 +34,14 @@ from proxy.core.wire.primitives import (
     Buffer,
     Program,
     Step,
+    array_head,
     compact_string,
     read_uvarint,
     string,
     uvarint,
 )
 from proxy.core.wire.throttle import UNSUPPORTED_VERSION, body_start, by_version
-from proxy.core.wire.walk import SLICE, Address, Short, Walker
+from proxy.core.wire.walk import SLICE, Address, Short, Walker, finish
 
 
 class NodeAddress(NamedTuple):
@@ -64,13 +64,10 @@ class Rewritten(NamedTuple):
     consumed: int
 
 
-class NeedMore:
+class NeedMore(NamedTuple):
     """Too little of the frame has arrived; at least `wanted` bytes of it, prefix included, are needed."""
 
-    __slots__ = ("wanted",)
-
-    def __init__(self, wanted: int) -> None:
-        self.wanted = wanted
+    wanted: int
 
 
 # Compared for each request or response: C numbers in compiled code (see the .pxd).
@@ -144,13 +141,7 @@ def rewrite(
     api_key: int, version: int, buf: Buffer, start: int, end: int, translate: Translate
 ) -> Rewritten | NeedMore | None:
     """What rewrite mode changes in this response: addresses, or the versions that ApiVersions offers. None: nothing."""
-    steps = rewriting(api_key, version, buf, start, end, translate)
-    try:
-        while True:
-            next(steps)
-    except StopIteration as stop:
-        found: Rewritten | NeedMore | None = stop.value
-        return found
+    return finish(rewriting(api_key, version, buf, start, end, translate))
 
 
 def rewriting(
@@ -189,13 +180,14 @@ _TAGS_ONLY: Final[Program] = ((TAGS, ()),)
 
 
 def _read(buf: Buffer, at: Address) -> NodeAddress:
-    if at.compact:
-        length, pos = read_uvarint(buf, at.host_at, at.host_end)
-        host = bytes(buf[pos : pos + max(length - 1, 0)])
-    else:
-        host = bytes(buf[at.host_at + 2 : at.host_end])
     port: int = (UINT16 if at.port_bytes == 2 else INT32).unpack_from(buf, at.port_at)[0]
-    return NodeAddress(at.node_id, host.decode("utf-8", "replace"), port)
+    return NodeAddress(at.node_id, _text(buf, at.host_at, at.host_end, at.compact), port)
+
+
+def _text(buf: Buffer, at: int, end: int, compact: bool) -> str:
+    """The string whose length field is at `at`, and which ends at `end`. Null is empty."""
+    start = read_uvarint(buf, at, end)[1] if compact else at + 2
+    return bytes(buf[start:end]).decode("utf-8", "replace")
 
 
 _Edit: TypeAlias = tuple[int, int, bytes]
@@ -273,8 +265,7 @@ def _left_out(walker: Walker, hidden: Mapping[int, Address]) -> Iterator[_Edit]:
             end = nodes.end if number == last else walker.addresses[number + 1].host_at - 4
             yield (hidden[number].host_at - 4, end, b"")
         if gone:
-            left = nodes.elements - len(gone)
-            yield (nodes.count_at, nodes.count_end, uvarint(left + 1) if nodes.compact else INT32.pack(left))
+            yield (nodes.count_at, nodes.count_end, array_head(nodes.elements - len(gone), nodes.compact))
 
 
 def _no_coordinator(at: Address, error_at: int) -> list[_Edit]:
@@ -331,9 +322,18 @@ def _grown(edits: list[_Edit], start: int, end: int) -> Generator[None, None, in
     return grown
 
 
-def read_brokers(version: int, buf: Buffer, start: int, end: int) -> list[NodeAddress]:
-    """The brokers in a Metadata response of `version`. Raises WireError when it is malformed or cut."""
-    return [_read(buf, at) for at in _walked(buf, start, end, version)[0].addresses]
+def read_cluster(version: int, frame: Buffer) -> tuple[list[NodeAddress], str | None]:
+    """The brokers in a whole Metadata response of `version`, and the cluster's id; None before version 2, which lacks
+    it. Raises WireError when it is malformed or cut."""
+    apis.check_known(METADATA, version)
+    walker = Walker(frame, len(frame), 4 + INT32.unpack_from(frame)[0])
+    try:
+        at = walker.run(_ADDRESS_WALKS[METADATA << 16 | version], body_start(walker, 0, METADATA, version))
+        end = walker.run(_cluster(version)[:-1], at)
+    except Short as short:
+        raise WireError("response_malformed", f"the Metadata response is truncated: {short}") from None
+    cluster_id = _text(frame, at, end, version >= _METADATA_FIRST_FLEXIBLE) if version >= 2 else None
+    return [_read(frame, one) for one in walker.addresses], cluster_id or None
 
 
 def names_brokers(version: int, body: Buffer) -> bool:
@@ -342,34 +342,6 @@ def names_brokers(version: int, body: Buffer) -> bool:
     if version >= _METADATA_FIRST_FLEXIBLE:
         return read_uvarint(body, at, len(body))[0] > 1
     return len(body) >= at + 4 and bool(INT32.unpack_from(body, at)[0] > 0)
-
-
-def read_cluster_id(version: int, buf: Buffer, start: int, end: int) -> str | None:
-    """The cluster's id in a Metadata response; None before version 2, which lacks it. Raises WireError."""
-    walker, at = _walked(buf, start, end, version)
-    if version < 2:
-        return None
-    try:
-        if version >= _METADATA_FIRST_FLEXIBLE:
-            stop = walker.run(((VARLEN, 0),), at)
-            _, at = read_uvarint(buf, at, stop)
-        else:
-            stop = walker.run(((STRING, 0),), at)
-            at += 2
-    except Short as short:
-        raise WireError("response_malformed", f"the Metadata response is truncated: {short}") from None
-    return bytes(buf[at:stop]).decode("utf-8", "replace") or None
-
-
-def _walked(buf: Buffer, start: int, end: int, version: int) -> tuple[Walker, int]:
-    """A Metadata response, walked over to behind its brokers, and where that is."""
-    apis.check_known(METADATA, version)
-    walker = Walker(buf, end, start + 4 + INT32.unpack_from(buf, start)[0])
-    try:
-        at = walker.run(_ADDRESS_WALKS[METADATA << 16 | version], body_start(walker, start, METADATA, version))
-    except Short as short:
-        raise WireError("response_malformed", f"the Metadata response is truncated: {short}") from None
-    return walker, at
 
 
 # ---- a topic that is hidden ------------------------------------------------------------------------------------------
@@ -385,22 +357,15 @@ def without_topic(version: int, frame: bytes, name: bytes) -> Generator[None, No
         return frame
     yield
     walker = Walker(frame, len(frame), len(frame))
-    try:
-        counted_at = yield from walker.walk(walk, body_start(walker, 0, METADATA, version))
-        counted_at = walker.run(_cluster(version), counted_at)
-        if flexible:
-            count, first = read_uvarint(frame, counted_at, len(frame))
-            counted = uvarint(max(count - 1, 0))
-        else:
-            first = counted_at + 4
-            counted = INT32.pack(INT32.unpack_from(frame, counted_at)[0] - 1)
-        # A topic's only text is its name, and before its length is the topic's error.
-        at = frame.find(prefixed, first)
-        if first < 0 or at < 0:
-            return frame
-        end = yield from walker.walk(_topic(version), at)
-    except (Short, struct.error) as error:
-        raise WireError("response_malformed", f"the Metadata response is truncated: {error}") from None
+    counted_at = yield from walker.walk(walk, body_start(walker, 0, METADATA, version))
+    counted_at = walker.run(_cluster(version), counted_at)
+    count, first = walker.count(VARARRAY if flexible else ARRAY, counted_at)
+    counted = array_head(max(count - 1, 0), flexible)
+    # A topic's only text is its name, and before its length is the topic's error.
+    at = frame.find(prefixed, first)
+    if at < 0:
+        return frame
+    end = yield from walker.walk(_topic(version), at)
     yield
     view = memoryview(frame)
     size = counted_at + len(counted) + at - 2 - first + len(frame) - end
@@ -482,19 +447,8 @@ def _offered(buf: Buffer, start: int, end: int, version: int) -> dict[int, tuple
     if INT16.unpack_from(buf, start + 8)[0] == UNSUPPORTED_VERSION:
         version = 0  # whatever was asked for: the broker could not parse that version (KIP-511)
     apis.check_known(API_VERSIONS, version)
-    pos = start + 10
-    if version >= 3:
-        walker.need(pos + 1)
-        count, after = read_uvarint(buf, pos, walker.limit)
-        if after == -1:
-            walker.need(walker.limit + 1)
-        count -= 1
-        pos = after
-    else:
-        walker.need(pos + 4)
-        count = INT32.unpack_from(buf, pos)[0]
-        pos += 4
-    if pos < 0 or count * 6 > walker.frame_end - pos or count > MAX_APIS:
+    count, pos = walker.count(VARARRAY if version >= 3 else ARRAY, start + 10)
+    if count * 6 > walker.frame_end - pos or count > MAX_APIS:
         raise WireError("response_malformed", f"the ApiVersions response declares {count} APIs")
     found: dict[int, tuple[int, int, int]] = {}
     for _ in range(count):

@@ -66,10 +66,7 @@ _THROTTLE_WALKS: Final = by_version(schema.THROTTLE_WALKS)
 
 def body_at(buf: Buffer, start: int, end: int, api_key: int, version: int) -> int:
     """Index of the body of a whole response. Raises WireError if its header is malformed."""
-    try:
-        return body_start(Walker(buf, end, end), start, api_key, version)
-    except Short as error:
-        raise WireError("broker_truncated", f"a response of {end - start - 4} bytes ends in its header") from error
+    return body_start(Walker(buf, end, end), start, api_key, version)
 
 
 def body_start(walker: Walker, start: int, api_key: int, version: int) -> int:

@@ -127,8 +127,7 @@ async def first_answer(
 
 
 def _read_cluster(answer: _Answer) -> Cluster:
-    place = (answer.version, answer.frame, 0, len(answer.frame))
-    return Cluster(responses.read_brokers(*place), responses.read_cluster_id(*place), answer.offered)
+    return Cluster(*responses.read_cluster(answer.version, answer.frame), answer.offered)
 
 
 _BROKERS: Final = _Question(
