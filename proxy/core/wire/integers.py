@@ -7,13 +7,7 @@ bytes without creating Python objects. Those check bounds as these do: a positio
 
 from __future__ import annotations
 
-import struct
-from typing import Final
-
-from proxy.core.wire.primitives import Buffer, read_uvarint
-
-_INT16: Final = struct.Struct(">h")
-_INT32: Final = struct.Struct(">i")
+from proxy.core.wire.primitives import INT16, INT32, Buffer, read_uvarint
 
 
 def uint8(buf: Buffer, at: int) -> int:
@@ -23,13 +17,13 @@ def uint8(buf: Buffer, at: int) -> int:
 
 def int16(buf: Buffer, at: int) -> int:
     """The signed 16-bit integer at `at`."""
-    value: int = _INT16.unpack_from(buf, at)[0]
+    value: int = INT16.unpack_from(buf, at)[0]
     return value
 
 
 def int32(buf: Buffer, at: int) -> int:
     """The signed 32-bit integer at `at`."""
-    value: int = _INT32.unpack_from(buf, at)[0]
+    value: int = INT32.unpack_from(buf, at)[0]
     return value
 
 
@@ -50,12 +44,12 @@ def short_uvarint(buf: Buffer, at: int) -> int:
 
 def put_int16(buf: bytearray | memoryview, at: int, value: int) -> None:
     """Write a 16-bit integer at `at`."""
-    _INT16.pack_into(buf, at, value)
+    INT16.pack_into(buf, at, value)
 
 
 def put_int32(buf: bytearray | memoryview, at: int, value: int) -> None:
     """Write a 32-bit integer at `at`."""
-    _INT32.pack_into(buf, at, value)
+    INT32.pack_into(buf, at, value)
 
 
 def same(buf: Buffer, at: int, data: bytes) -> bool:

@@ -15,14 +15,13 @@ from proxy.core.wire.apis import (
     version_range,
 )
 from proxy.core.wire.primitives import INT16, INT32, compact_string, string
-from proxy.core.wire.throttle import patch_throttle
+from proxy.core.wire.throttle import UNSUPPORTED_VERSION, patch_throttle
 
 _NO_TAGS: Final = b"\0"
 _EMPTY: Final = INT32.pack(0)
 _EMPTY_COMPACT: Final = b"\1"
 _NULL_COMPACT: Final = b"\0"
 _NO_ERROR: Final = INT16.pack(0)
-UNSUPPORTED_VERSION_ERROR: Final = INT16.pack(35)
 OWN_SOFTWARE: Final = ("kquota", "0")
 """The name and version of the sidecar as a client (KIP-511)."""
 
@@ -65,7 +64,7 @@ def unsupported_api_versions_response(correlation_id: int) -> bytes:
     """
     lowest, highest = version_range(API_VERSIONS) or (0, 0)
     entry = INT16.pack(API_VERSIONS) + INT16.pack(lowest) + INT16.pack(highest)
-    return framed(INT32.pack(correlation_id) + UNSUPPORTED_VERSION_ERROR + INT32.pack(1) + entry)
+    return framed(INT32.pack(correlation_id) + INT16.pack(UNSUPPORTED_VERSION) + INT32.pack(1) + entry)
 
 
 def request_header(api_key: int, version: int, correlation_id: int, client_id: str) -> bytes:

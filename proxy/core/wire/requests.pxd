@@ -46,9 +46,6 @@ cdef Py_ssize_t _acks_at(object buf, Py_ssize_t body, Py_ssize_t end, int versio
 @cython.locals(at=cython.Py_ssize_t)
 cpdef int produce_acks(object buf, Py_ssize_t body, Py_ssize_t end, int version) except? -2
 
-@cython.locals(fields=FetchFields)
-cdef FetchFields _fetch_fields(long long min_bytes, Py_ssize_t min_bytes_at)
-
 @cython.locals(lowered=cython.longlong)
 cpdef object lower_fetch(object buf, FetchFields fields, object max_bytes)
 

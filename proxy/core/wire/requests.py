@@ -15,7 +15,6 @@ from proxy.core.wire.apis import (
     HEADERS,
     PRODUCE,
     UNKNOWN,
-    api_name,
     request_header_version,
     version_range,
 )
@@ -59,12 +58,6 @@ class RequestHeader:
     client_id: str
     body: int
     known: bool
-
-    def __repr__(self) -> str:
-        return (
-            f"RequestHeader({api_name(self.api_key)} v{self.api_version}, correlation_id={self.correlation_id}, "
-            f"client_id={self.client_id!r}, size={self.size}, body={self.body})"
-        )
 
 
 class RepeatedHeader:
@@ -314,19 +307,6 @@ class FetchFields:
     rest: int
 
 
-def _fetch_fields(min_bytes: int, min_bytes_at: int) -> FetchFields:
-    fields = FetchFields.__new__(FetchFields)
-    fields.min_bytes = min_bytes
-    fields.min_bytes_at = min_bytes_at
-    fields.max_bytes = None
-    fields.max_bytes_at = -1
-    fields.session_id = 0
-    fields.session_epoch = -1
-    fields.session_epoch_at = -1
-    fields.rest = min_bytes_at + 4
-    return fields
-
-
 _PRODUCE_MAX: Final = (version_range(PRODUCE) or (0, 0))[1]
 _FETCH_MAX: Final = (version_range(FETCH) or (0, 0))[1]
 
@@ -342,7 +322,14 @@ def parse_fetch(buf: Buffer, body: int, end: int, version: int) -> FetchFields |
     if rest > end:
         return None
     at = wait_at + 4
-    fields = _fetch_fields(integers.int32(buf, at), at)
+    fields = FetchFields.__new__(FetchFields)
+    fields.min_bytes = integers.int32(buf, at)
+    fields.min_bytes_at = at
+    fields.max_bytes = None
+    fields.max_bytes_at = -1
+    fields.session_id = 0
+    fields.session_epoch = -1
+    fields.session_epoch_at = -1
     if version >= 3:
         fields.max_bytes = integers.int32(buf, at + 4)
         fields.max_bytes_at = at + 4

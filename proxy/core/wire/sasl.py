@@ -14,7 +14,7 @@ from struct import error as struct_error
 from typing import Final, NamedTuple
 
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.primitives import Buffer, read_uvarint
+from proxy.core.wire.primitives import INT16, INT32, Buffer, read_uvarint
 
 SASL_HANDSHAKE: Final = 17
 SASL_AUTHENTICATE: Final = 36
@@ -31,8 +31,6 @@ _LIFETIME_VERSION: Final = 1
 MAX_OAUTH_BYTES: Final = 65_536
 """An OAUTHBEARER message with its token: parsing more would hold up other connections for milliseconds."""
 
-_INT16: Final = Struct(">h")
-_INT32: Final = Struct(">i")
 _INT64: Final = Struct(">q")
 
 # Possessive quantifiers (++, *+) keep nothing to backtrack to: messages may have half a megabyte.
@@ -76,25 +74,25 @@ class SaslResponse(NamedTuple):
 
 def mechanism(body: Buffer) -> str | None:
     """The mechanism that a SaslHandshake request (version 0 or 1) asks for; None if it cannot be parsed."""
-    if len(body) < _INT16.size:
+    if len(body) < INT16.size:
         return None
-    (length,) = _INT16.unpack_from(body)
+    (length,) = INT16.unpack_from(body)
     name = bytes(body[2 : 2 + length]) if length > 0 else b""
     return name.decode("ascii", "replace") if name and len(name) == length else None
 
 
 def error_code(body: Buffer) -> int:
     """The error of a SaslHandshake response. Raises WireError."""
-    if len(body) < _INT16.size:
+    if len(body) < INT16.size:
         raise WireError("sasl_malformed", "the SaslHandshake response has no error code")
-    (error,) = _INT16.unpack_from(body)
+    (error,) = INT16.unpack_from(body)
     return int(error)
 
 
 def client_token(version: int, body: Buffer) -> Buffer | None:
     """The mechanism's message in a SaslAuthenticate request body, not copied; None if it cannot be parsed."""
     try:
-        start, end = _sized(version, body, 0, _INT32)
+        start, end = _sized(version, body, 0, INT32)
     except (ValueError, struct_error):
         return None
     return body[start:end]
@@ -103,9 +101,9 @@ def client_token(version: int, body: Buffer) -> Buffer | None:
 def answer(version: int, body: Buffer) -> SaslResponse:
     """Parse a SaslAuthenticate response body. Raises WireError, whose text contains nothing of it."""
     try:
-        (error,) = _INT16.unpack_from(body)
-        _, at = _sized(version, body, _INT16.size, _INT16)  # error_message
-        start, end = _sized(version, body, at, _INT32)
+        (error,) = INT16.unpack_from(body)
+        _, at = _sized(version, body, INT16.size, INT16)  # error_message
+        start, end = _sized(version, body, at, INT32)
         lifetime_ms = _INT64.unpack_from(body, end)[0] if version >= _LIFETIME_VERSION else 0
     except (ValueError, struct_error):
         raise WireError("sasl_malformed", "a SaslAuthenticate response that ends before its fields do") from None
