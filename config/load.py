@@ -213,8 +213,8 @@ def _clashes(config: Config, source: Source) -> Iterator[Problem]:
     listen, admin = config.listen, config.admin
     bound = _bound(listen.host, both=config.mode == "transparent")
     ports = listen.broker_ports
-    of_brokers = ports.all if config.mode == "rewrite" else ()
-    outside = f"expected a port outside listen.broker_ports ({ports.first}-{ports.last})"
+    of_brokers = ports if config.mode == "rewrite" else ()
+    outside = f"expected a port outside listen.broker_ports ({ports.start}-{ports[-1]})"
     if listen.port in of_brokers:
         yield source.problem(("listen", "port"), outside, listen.port)
     if admin is not None and any(_overlap(mine, other) for mine in bound for other in _bound(admin.host)):

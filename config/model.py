@@ -36,7 +36,6 @@ from config.types import (
     AbsolutePath,
     HostPort,
     Pairs,
-    PortRange,
     Section,
     duration_ms,
     duration_s,
@@ -96,8 +95,8 @@ class Listen(Section):
 
     host: Annotated[str, HOST] = setting("127.0.0.1", "Address to listen on.")
     port: Annotated[int, _PORT] = setting(9092, "Bootstrap port; 0: any free one.")
-    broker_ports: Annotated[PortRange, PORT_RANGE] = Field(
-        default_factory=lambda: PortRange(19_092, 19_191),
+    broker_ports: Annotated[range, PORT_RANGE] = Field(
+        default_factory=lambda: range(19_092, 19_192),
         description="Local ports for brokers, first-last: at least one per broker of the cluster.",
         json_schema_extra={"default": "19092-19191"},
     )
@@ -128,24 +127,23 @@ class Listen(Section):
     def _in_the_range(cls, value: dict[int, int], info: ValidationInfo) -> dict[int, int]:
         ports = info.data.get("broker_ports")
         for node_id, port in value.items():
-            if ports is not None and port not in ports.all:
-                raise wrong(f"ports in broker_ports ({ports.first}-{ports.last}); broker {node_id} has port {port}")
+            if ports is not None and port not in ports:
+                raise wrong(f"ports in broker_ports ({ports.start}-{ports[-1]}); broker {node_id} has port {port}")
         return value
 
     @field_validator("advertised")
     @classmethod
     def _ports_for_all(cls, value: Advertised, info: ValidationInfo) -> Advertised:
         ports, first = info.data.get("broker_ports"), value.first_broker_port
-        if ports is not None and first is not None and first + ports.last - ports.first > 65_535:
-            count = len(ports.all)
-            raise wrong(f"a first_broker_port of at most {65_536 - count}, not {first}, for the {count} broker_ports")
+        if ports is not None and first is not None and first > (most := 65_536 - len(ports)):
+            raise wrong(f"a first_broker_port of at most {most}, not {first}, for the {len(ports)} broker_ports")
         return value
 
     @property
-    def advertised_ports(self) -> PortRange:
+    def advertised_ports(self) -> range:
         """The ports that are advertised for brokers."""
-        first = self.advertised.first_broker_port or self.broker_ports.first
-        return PortRange(first, first + self.broker_ports.last - self.broker_ports.first)
+        first = self.advertised.first_broker_port or self.broker_ports.start
+        return range(first, first + len(self.broker_ports))
 
 
 class Upstream(Section):

@@ -11,7 +11,6 @@ from pydantic_core import CoreSchema
 
 from config.types import (
     AbsolutePath,
-    PortRange,
     Section,
     Value,
     duration_ms,
@@ -151,7 +150,7 @@ NETWORK = Value(_network, {"type": "string", "minLength": 2})
 """A CIDR in its canonical form; a single address is /32 or /128."""
 
 
-def _ports(value: Any) -> PortRange:
+def _ports(value: Any) -> range:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     found = port_range(text)
     if found is None:
@@ -182,7 +181,7 @@ class Transparent(Section):
     networks: list[Annotated[str, NETWORK]] = Field(
         default_factory=list, description="Allowed destinations of redirected connections, as CIDRs; empty: all."
     )
-    ports: list[Annotated[PortRange, PORTS]] = Field(
+    ports: list[Annotated[range, PORTS]] = Field(
         default_factory=list, description="Allowed destination ports; empty: all."
     )
     tls_passthrough: StrictBool = setting(

@@ -28,13 +28,12 @@ def proxy_settings(config: Config, **loaded: Any) -> ProxySettings:
     transparent = None
     if config.mode == "transparent":
         allowed = config.transparent
-        ports, networks = tuple(one.all for one in allowed.ports), tuple(allowed.networks)
+        ports, networks = tuple(allowed.ports), tuple(allowed.networks)
         transparent = settings_of(TransparentSettings, allowed, networks=networks, ports=ports)
     sections = (config, config.listen, config.upstream, config.limits, config.identity.sasl)
     return settings_of(
         ProxySettings,
         *sections,
-        broker_ports=config.listen.broker_ports.all,
         advertised_host=config.listen.advertised.host,
         advertised_first_port=config.listen.advertised.first_broker_port,
         bootstrap=tuple(config.upstream.bootstrap),

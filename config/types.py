@@ -174,26 +174,14 @@ def _absolute_path(value: Any) -> str:
 AbsolutePath = Annotated[str, Value(_absolute_path, {"type": "string", "pattern": "^/.*[^/]$"})]
 
 
-class PortRange(NamedTuple):
-    """First and last port, both included."""
-
-    first: int
-    last: int
-
-    @property
-    def all(self) -> range:
-        """Each of them."""
-        return range(self.first, self.last + 1)
-
-
-def port_range(value: Any) -> PortRange | None:
+def port_range(value: Any) -> range | None:
     """``9092-9094``, or one port; None for anything else."""
     match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", value, re.ASCII) if isinstance(value, str) else None
-    found = None if match is None else PortRange(int(match[1]), int(match[2] or match[1]))
-    return found if found is not None and 1 <= found.first <= found.last <= 65_535 else None
+    first, last = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
+    return range(first, last + 1) if 1 <= first <= last <= 65_535 else None
 
 
-def _port_range(value: Any) -> PortRange:
+def _port_range(value: Any) -> range:
     found = port_range(value)
     if found is None:
         raise wrong("a range of ports from 1 to 65535, first-last, such as 19092-19191")

@@ -30,7 +30,7 @@ def _port_range(written: str) -> range:
         raise typer.BadParameter(
             f"expected a port or first-last from 1 to 65535, such as 9092 or 9092-9094, not {written!r}"
         )
-    return found.all
+    return found
 
 
 def _network(written: str) -> str:

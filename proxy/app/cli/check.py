@@ -69,10 +69,10 @@ def _administration(config: Config) -> list[list[str]]:
 def _listeners(config: Config) -> str:
     listen, ports = config.listen, config.listen.broker_ports
     if config.mode == "rewrite":
-        return f"{listen.host}:{listen.port}, brokers on ports {ports.first}-{ports.last}"
+        return f"{listen.host}:{listen.port}, brokers on ports {ports.start}-{ports[-1]}"
     allowed = [*config.transparent.networks]
     if config.transparent.ports:
-        spans = (str(first) if first == last else f"{first}-{last}" for first, last in config.transparent.ports)
+        spans = (str(one.start) if len(one) == 1 else f"{one.start}-{one[-1]}" for one in config.transparent.ports)
         allowed.append(f"ports {', '.join(spans)}")
     here = HostPort(listen.host, listen.port)
     return f"{here}, redirected connections to {', '.join(allowed) or 'anywhere'}"
@@ -83,7 +83,7 @@ def _clients(config: Config) -> tuple[str, str]:
     listen, ports = config.listen, config.listen.advertised_ports
     host = listen.advertised.host or (None if listen.host in WILDCARDS else listen.host)
     bootstrap = HostPort(host or "(this machine)", listen.advertised.port or listen.port)
-    brokers = f"{ports.first}-{ports.last}, broker N: {ports.first} + N mod {len(ports.all)}"
+    brokers = f"{ports.start}-{ports[-1]}, broker N: {ports.start} + N mod {len(ports)}"
     return str(bootstrap), f"{host or 'the address that they connected to'}, ports {brokers}"
 
 
@@ -253,10 +253,10 @@ def _unusable_files(config: Config, source: Source, missing: Collection[Place]) 
 
 def _settings(config: Config, source: Source) -> Iterator[Problem]:
     ports, named = config.listen.broker_ports, len(config.upstream.bootstrap)
-    if config.mode == "rewrite" and (count := len(ports.all)) < named:
+    if config.mode == "rewrite" and (count := len(ports)) < named:
         text = f"has fewer ports ({count}) than upstream.bootstrap has brokers ({named})"
         place = ("listen", "broker_ports")
-        yield source.problem(place, f"{text}: each broker of the cluster needs one", f"{ports.first}-{ports.last}")
+        yield source.problem(place, f"{text}: each broker of the cluster needs one", f"{ports.start}-{ports[-1]}")
     if config.pacing == "smooth" and not 0 < config.max_mute <= DELIVERY_TIMEOUT_MS:
         mute = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
         drop = f"Java producers drop records after {readable_span(DELIVERY_TIMEOUT_MS)} (delivery.timeout.ms)"

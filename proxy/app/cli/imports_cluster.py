@@ -107,7 +107,7 @@ async def _connect(config: Config) -> dict[str, Any]:
 
 def _given(config: Config, brokers: Sequence[NodeAddress]) -> Iterator[str]:
     listen = config.listen
-    own = own_ports((broker.node_id for broker in brokers), listen.broker_ports.all, listen.broker_port_map)
+    own = own_ports((broker.node_id for broker in brokers), listen.broker_ports, listen.broker_port_map)
     for broker in brokers:
         port = own.get(broker.node_id)
         if config.mode == "transparent":
@@ -115,7 +115,7 @@ def _given(config: Config, brokers: Sequence[NodeAddress]) -> Iterator[str]:
         elif port is None:
             yield "none: listen.broker_ports has fewer ports than the cluster has brokers"
         else:
-            advertised = port - listen.broker_ports.first + listen.advertised_ports.first
+            advertised = port - listen.broker_ports.start + listen.advertised_ports.start
             yield str(HostPort(listen.advertised.host or listen.host, advertised))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from config.types import HOST_PORT, PORT_RANGE, HostPort, PortRange, Value
+from config.types import HOST_PORT, PORT_RANGE, HostPort, Value
 from proxy.app.common.text import say
 from proxy.net.upstream.cluster import Access, ClusterError, LoginWantedError, ask_brokers
 
@@ -29,13 +29,13 @@ class SmokeError(Exception):
     """What is wrong, for people."""
 
 
-def check_brokers(bootstrap: HostPort, ports: PortRange) -> str:
+def check_brokers(bootstrap: HostPort, ports: range) -> str:
     """Every broker address that the sidecar reports leads back to the sidecar, and answers. Raises SmokeError."""
     try:
         brokers = _brokers(bootstrap)
-        shown = ", ".join(str(broker) for broker in brokers if broker.port not in ports.all)
+        shown = ", ".join(str(broker) for broker in brokers if broker.port not in ports)
         if shown:
-            raise SmokeError(f"clients bypass the sidecar: they get {shown}, expected ports {ports.first}-{ports.last}")
+            raise SmokeError(f"clients bypass the sidecar: they get {shown}, expected ports {ports.start}-{ports[-1]}")
         for broker in brokers:
             _brokers(broker)
     except LoginWantedError:
