@@ -62,13 +62,19 @@ _NO_CONTROL = r"[^\x00-\x1f\x7f-\x9f]"
 """A character of a name: NUL, line ends and the like would make two names look the same in a log."""
 
 
+def _integer(value: Any) -> int | None:
+    """The value if it is a whole number, such as 5 or 5.0."""
+    return int(value) if number(value) is not None and value == int(value) else None
+
+
 def whole(least: int, most: int, what: str) -> Value:
     """An integer between two bounds, both allowed."""
 
     def check(value: Any) -> int:
-        if number(value) is None or value != int(value) or not least <= value <= most:
+        result = _integer(value)
+        if result is None or not least <= result <= most:
             raise wrong(f"{what}, a whole number from {least} to {most}")
-        return int(value)
+        return result
 
     return Value(check, {"type": "integer", "minimum": least, "maximum": most})
 
@@ -77,12 +83,7 @@ def size(least: int, most: int, what: str) -> Value:
     """A number of bytes, plain or with a unit."""
 
     def check(value: Any) -> int:
-        result: int | None = None
-        with suppress(ValueError):
-            if isinstance(value, str):
-                result = parse_size(value)
-            elif number(value) is not None and value == int(value):
-                result = int(value)
+        result = parse_size(value) if isinstance(value, str) else _integer(value)
         if result is None or not least <= result <= most:
             upper = f" and at most {most}" if most != LONG_MAX or (result or 0) > most else ""
             meant = similar_size(value) if isinstance(value, str) else None
@@ -100,10 +101,8 @@ def duration_ms(least_ms: int, most_ms: int, *, bare_unit: str | None) -> Value:
     """A duration, kept in milliseconds. `bare_unit` is the unit of a bare number; None: a unit must be written."""
 
     def check(value: Any) -> int:
-        result: int | None = None
-        with suppress(ValueError):
-            if isinstance(value, str) or number(value) is not None:
-                result = parse_duration_ms(str(value), bare_unit=bare_unit)
+        known = isinstance(value, str) or number(value) is not None
+        result = parse_duration_ms(str(value), bare_unit=bare_unit) if known else None
         if result is None or not least_ms <= result <= most_ms:
             alone = f"; a number without a unit is in {bare_unit}" if bare_unit else "; the unit is required"
             raise wrong(f"a duration from {least_ms / 1000:g}s to {most_ms / 1000:g}s, such as 30s or 500ms{alone}")
@@ -201,12 +200,13 @@ def _port_map(value: Any) -> dict[int, int]:
         if not re.fullmatch(r"[0-9]{1,10}", str(name), re.ASCII) or int(name) >= 2**31:
             raise wrong(f"{expected}; {value_text(name)} is not a broker id")
         node_id = int(name)
-        if number(port) is None or port != int(port) or not 1 <= port <= 65_535:
+        local = _integer(port)
+        if local is None or not 1 <= local <= 65_535:
             raise wrong(f"{expected}; of broker {name}, {value_text(port)} is not a port")
-        if node_id in result or port in ports:
+        if node_id in result or local in ports:
             raise wrong(f"{expected}, each id and each port once; {value_text(name)}: {port} repeats an id or a port")
-        result[node_id] = int(port)
-        ports.add(int(port))
+        result[node_id] = local
+        ports.add(local)
     return result
 
 
@@ -304,9 +304,7 @@ def _pairs(value: Any, expected: str, each: str, read: Callable[[str, str], tupl
 
 
 def _override(name: str, limit: str) -> tuple[str, int]:
-    amount = 0
-    with suppress(ValueError):
-        amount = parse_size(limit)
+    amount = parse_size(limit) or 0
     if name and not has_control(name) and 1 <= amount <= LONG_MAX:
         return name, amount
     meant = similar_size(limit) if name and not amount else None

@@ -34,17 +34,19 @@ def _match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return pattern.fullmatch(text.strip()) if len(text) <= _LONGEST else None
 
 
+def _amount(match: re.Match[str] | None, units: dict[str, int], bare_unit: str = "") -> int | None:
+    """The number that matched, times its unit; None where there is none, or it is no whole number."""
+    if match is None or _LEADING_ZERO.match(match["number"]):
+        return None
+    factor = units.get(match["unit"] or bare_unit)
+    exact = None if factor is None else Decimal(match["number"].replace("_", "")) * factor
+    return None if exact is None or exact != int(exact) else int(exact)
+
+
 @lru_cache(maxsize=1024)  # a file of thousands of quotas has few different sizes
-def parse_size(text: str) -> int:
-    """``4M`` -> 4000000, ``2.5KiB`` -> 2560. Raises ValueError when it is not a size or not a whole number of bytes."""
-    match = _match(_SIZE, text)
-    factor = _SIZE_UNITS.get(match["unit"]) if match else None
-    if match is None or factor is None or _LEADING_ZERO.match(match["number"]):
-        raise ValueError(f"{text!r} is not a size")
-    exact = Decimal(match["number"].replace("_", "")) * factor
-    if exact != int(exact):
-        raise ValueError(f"{text!r} is not a whole number of bytes")
-    return int(exact)
+def parse_size(text: str) -> int | None:
+    """``4M`` -> 4000000, ``2.5KiB`` -> 2560. None: it is not a size, or not a whole number of bytes."""
+    return _amount(_match(_SIZE, text), _SIZE_UNITS)
 
 
 def similar_size(text: str) -> str | None:
@@ -68,20 +70,13 @@ def similar_size(text: str) -> str | None:
     return f"{number}{letter} ({_DECIMAL_NAMES[letter]}) or {number}{letter.upper()}i"
 
 
-def parse_duration_ms(text: str, *, bare_unit: str | None) -> int:
-    """``30s`` -> 30000, ``0`` -> 0. ``bare_unit``: of a bare number; None forbids it. Raises ValueError."""
+def parse_duration_ms(text: str, *, bare_unit: str | None) -> int | None:
+    """``30s`` -> 30000, ``0`` -> 0. ``bare_unit``: of a bare number; None forbids it. None: it is not a duration, or
+    finer than a millisecond."""
     match = _match(_DURATION, text)
-    if match is None or _LEADING_ZERO.match(match["number"]):
-        raise ValueError(f"{text!r} is not a duration")
-    number = Decimal(match["number"].replace("_", ""))
-    unit = match["unit"] or bare_unit or ("ms" if number == 0 else "")
-    factor = _DURATION_UNITS_MS.get(unit)
-    if factor is None:
-        raise ValueError(f"{text!r} has an unknown unit")
-    exact = number * factor
-    if exact != int(exact):
-        raise ValueError(f"{text!r} is finer than a millisecond")
-    return int(exact)
+    if bare_unit is None and match is not None and not match["number"].strip("0_."):
+        bare_unit = "ms"  # zero is the same in each
+    return _amount(match, _DURATION_UNITS_MS, bare_unit or "")
 
 
 def readable_bytes(value: float) -> str:

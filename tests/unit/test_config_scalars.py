@@ -1,7 +1,6 @@
 """Unquoted text in YAML, sizes and durations: what is a number and what is not, the same in every file."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -170,21 +169,18 @@ READABLE = [
 
 @pytest.mark.parametrize(("text", "expected"), [*SIZES, *((text, None) for text in NO_SIZES)])
 def test_sizes(text: str, expected: int | None) -> None:
-    with nullcontext() if expected is not None else pytest.raises(ValueError, match=r"size|whole"):
-        assert parse_size(text) == expected
+    assert parse_size(text) == expected
 
 
 @pytest.mark.parametrize(("text", "meant"), AMBIGUOUS)
 def test_refuses_ambiguous_units_with_a_proposal(text: str, meant: str | None) -> None:
-    with pytest.raises(ValueError, match="is not a size"):
-        parse_size(text)
+    assert parse_size(text) is None
     assert similar_size(text) == meant
 
 
 @pytest.mark.parametrize(("text", "bare_unit", "expected_ms"), [*DURATIONS, *((*each, None) for each in NO_DURATIONS)])
 def test_durations(text: str, bare_unit: str | None, expected_ms: int | None) -> None:
-    with nullcontext() if expected_ms is not None else pytest.raises(ValueError, match=r"duration|unit|finer"):
-        assert parse_duration_ms(text, bare_unit=bare_unit) == expected_ms
+    assert parse_duration_ms(text, bare_unit=bare_unit) == expected_ms
 
 
 @pytest.mark.parametrize(("value", "expected"), READABLE)
