@@ -168,11 +168,9 @@ class QuotaCandidate(Section):
     request_percentage: _RequestPercentage = None
     controller_mutation_rate: _ControllerMutationRate = None
 
-    @model_validator(mode="after")
-    def _something(self) -> QuotaCandidate:
-        if all(getattr(self, name) is None for name in LIMIT_NAMES):
-            raise wrong(f"at least one limit: {', '.join(LIMIT_NAMES)}")
-        return self
+    def _expected_together(self) -> str | None:
+        unlimited = _request_limits(self) == _NO_REQUEST_LIMITS
+        return f"at least one limit: {', '.join(LIMIT_NAMES)}" if unlimited else None
 
 
 class QuotaEntry(Section):
@@ -221,28 +219,27 @@ class QuotaEntry(Section):
                 )
         return value
 
-    @model_validator(mode="after")
-    def _names_and_limits(self) -> QuotaEntry:
+    def _expected_together(self) -> str | None:
         named = self.ip is None and (self.user is not None or self.client_id is not None)
         if named and self.limits_requests and not self.limits_connections:
-            return self  # nearly all of perhaps many thousands
+            return None  # nearly all of perhaps many thousands
         if self.scope == "fleet" and not self.limits_requests and self.connection_creation_rate is None:
-            raise wrong("a limit that a fleet can share: max_connections applies to each instance")
+            return "a limit that a fleet can share: max_connections applies to each instance"
         used = [name for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES) if getattr(self, name) is not None]
         connections = [name for name in used if name in CONNECTION_LIMIT_NAMES]
         if self.ip is not None:
             if self.user is not None or self.client_id is not None:
-                raise wrong("ip alone, without user and client-id (as in Kafka)")
+                return "ip alone, without user and client-id (as in Kafka)"
             if not used or used != connections:
-                raise wrong(f"an entry for ip to set {' or '.join(CONNECTION_LIMIT_NAMES)}, and nothing else")
-            return self
+                return f"an entry for ip to set {' or '.join(CONNECTION_LIMIT_NAMES)}, and nothing else"
+            return None
         if self.user is None and self.client_id is None:
-            raise wrong("user, client-id or both, each a name or <default>; or ip")
+            return "user, client-id or both, each a name or <default>; or ip"
         if self.client_id is not None and connections:
-            raise wrong(f"{connections[0]} only for a user or an ip: the client-id is unknown when a connection opens")
+            return f"{connections[0]} only for a user or an ip: the client-id is unknown when a connection opens"
         if not used:
-            raise wrong(f"at least one limit: {', '.join((*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES))}")
-        return self
+            return f"at least one limit: {', '.join((*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES))}"
+        return None
 
     @property
     def limits_requests(self) -> bool:

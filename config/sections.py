@@ -102,11 +102,8 @@ class Export(Section):
         None, "Pod in records; null: KQUOTA_POD_NAME, else the host name."
     )
 
-    @model_validator(mode="after")
-    def _somewhere(self) -> Export:
-        if self.directory is None and self.kafka_topic is None:
-            raise wrong("a directory, a kafka_topic, or both")
-        return self
+    def _expected_together(self) -> str | None:
+        return "a directory, a kafka_topic, or both" if self.directory is None and self.kafka_topic is None else None
 
 
 class FleetSection(Section):
@@ -232,13 +229,12 @@ class StaticIdentity(Section):
             return value
         return {"user": _USER.check(value)}
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> StaticIdentity:
+    def _expected_together(self) -> str | None:
         if sum(one is not None for one in (self.user, self.file, self.template)) != 1:
-            raise wrong("exactly one of user, file and template")
+            return "exactly one of user, file and template"
         if (self.template is None) != (self.directory is None):
-            raise wrong("template and directory, both or neither")
-        return self
+            return "template and directory, both or neither"
+        return None
 
 
 class _TextOrMapping:

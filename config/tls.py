@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, model_validator
+from pydantic import Field, StrictBool
 
 from config.types import HOST, AbsolutePath, Section, Value, duration_ms, setting, text, wrong
 from proxy.net.tls.principal import DEFAULT_RULES, PrincipalRules, RuleError
@@ -43,13 +43,12 @@ class ListenTls(Section):
         10_000, "Longest handshake of a client."
     )
 
-    @model_validator(mode="after")
-    def _authority_if_asked_for(self) -> ListenTls:
+    def _expected_together(self) -> str | None:
         if self.client_auth != "none" and self.client_ca_file is None:
-            raise wrong(f"client_ca_file too, because ssl.client.auth is {self.client_auth}")
+            return f"client_ca_file too, because ssl.client.auth is {self.client_auth}"
         if self.client_auth == "none" and self.client_ca_file is not None:
-            raise wrong("ssl.client.auth to be requested or required, because client_ca_file is set")
-        return self
+            return "ssl.client.auth to be requested or required, because client_ca_file is set"
+        return None
 
 
 class UpstreamTls(Section):
@@ -65,11 +64,9 @@ class UpstreamTls(Section):
         True, "false: accept any certificate of a trusted authority. Logs a warning at each start."
     )
 
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> UpstreamTls:
-        if (self.certificate_file is None) != (self.key_file is None):
-            raise wrong("both certificate_file and key_file, or neither")
-        return self
+    def _expected_together(self) -> str | None:
+        one_alone = (self.certificate_file is None) != (self.key_file is None)
+        return "both certificate_file and key_file, or neither" if one_alone else None
 
 
 class UpstreamSasl(Section):
@@ -82,11 +79,10 @@ class UpstreamSasl(Section):
         None, "With OAUTHBEARER, the file with the token, re-read at every login."
     )
 
-    @model_validator(mode="after")
-    def _fits_the_mechanism(self) -> UpstreamSasl:
+    def _expected_together(self) -> str | None:
         if self.mechanism == "OAUTHBEARER":
             if self.token_file is None or self.username is not None or self.password_file is not None:
-                raise wrong("a token_file with OAUTHBEARER, and neither username nor password_file")
+                return "a token_file with OAUTHBEARER, and neither username nor password_file"
         elif self.username is None or self.password_file is None or self.token_file is not None:
-            raise wrong(f"username and password_file with {self.mechanism}, and no token_file")
-        return self
+            return f"username and password_file with {self.mechanism}, and no token_file"
+        return None

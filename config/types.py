@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
 from config.problems import value_text
@@ -30,6 +31,21 @@ class Section(BaseModel):
     """A mapping of the file, in which unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if (expected := self._expected_together()) is not None:
+            raise wrong(expected)
+        return self
+
+    def _expected_together(self) -> str | None:
+        """What the values lack although each of them is valid; None: nothing."""
+        return None
+
+
+def keys_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a section, by their keys in the file."""
+    return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def setting(default: Any, description: str, **more: Any) -> Any:
