@@ -14,13 +14,13 @@ from typing import Any, Final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from config.model import LIMIT_NAMES, Config, QuotaEntry, Upstream, to_entry
+from config.model import LIMIT_NAMES, Config, QuotaEntry, to_entry
 from config.parts import read_config
-from config.problems import MAX_PROBLEMS, MISSING, ConfigError, Place, Problem, first_of, unreadable
+from config.problems import MAX_PROBLEMS, MISSING, ConfigError, Place, Problem, first_of, refused
 from config.sections import Transparent
 from config.source import Source, parse
 from config.table import find_duplicates, has_limits, to_connection_entry
-from config.types import DEFAULT_WORD
+from config.types import DEFAULT_WORD, keys_of
 from proxy.core.auth.identity import SOURCES
 from quota.connections import ConnectionEntry, canonical_address
 from quota.entity import ANONYMOUS, DEFAULT
@@ -86,29 +86,35 @@ def load(path: str | Path, *, on_paper: bool = False) -> Config:
     try:
         data = read_config(path)
     except OSError as error:
-        raise ConfigError([unreadable(str(path), error.strerror or str(error))]) from error
+        raise refused(str(path), f"cannot be read: {error.strerror or error}") from error
     return load_bytes(str(path), data, on_paper=on_paper)
 
 
 def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
     """The same for content that was read already (the watcher loads exactly what it compared)."""
     source = parse(file, data)
-    if source.values is None and not source.problems:
+    values = source.values
+    if values is None and not source.problems:
         raise ConfigError([source.problem((), "expected a configuration, the file is empty")])
-    if on_paper and isinstance(source.values, dict):
-        source.values.setdefault("upstream", {"bootstrap": [ON_PAPER]})
-        if _is_of_a_fleet(source.values.get("quotas")):
-            source.values.setdefault("fleet", {})
-    missing = _find_no_brokers(source)
-    if source.problems:
-        raise ConfigError(_with_those_of_values(source, missing))
-    try:
-        config = validate(Config, source)
-    except ConfigError as error:
-        raise ConfigError(_in_file_order([*error.problems, *missing])) from None
-    problems = [*missing, *find_duplicates(config, source), *_contradictions(config, source, on_paper=on_paper)]
-    if problems:
-        raise ConfigError(first_of(_in_file_order(problems)))
+    if on_paper and isinstance(values, dict):
+        values.setdefault("upstream", {"bootstrap": [ON_PAPER]})
+        if _is_of_a_fleet(values.get("quotas")):
+            values.setdefault("fleet", {})
+    config: Config | None = None
+    found, reported = [*source.problems], tuple(problem.place for problem in source.problems)
+    if not reported or (isinstance(values, dict) and len(reported) < MAX_PROBLEMS):
+        try:
+            config = validate(Config, source)
+        except ConfigError as error:
+            # Without those of what contains a value that is reported already.
+            found += [one for one in error.problems if not any(place.startswith(one.place) for place in reported)]
+        found += _find_no_brokers(source)
+    if not reported:
+        if config is None:
+            raise ConfigError(_in_file_order(found))
+        found += [*find_duplicates(config, source), *_contradictions(config, source, on_paper=on_paper)]
+    if config is None or found:
+        raise ConfigError(first_of(_in_file_order(found), source.more_problems))
     return config.with_source(source)
 
 
@@ -119,36 +125,18 @@ def _is_of_a_fleet(quotas: Any) -> bool:
     return any(isinstance(entry, dict) and entry.get("scope") == "fleet" for entry in entries)
 
 
-def _with_those_of_values(source: Source, missing: list[Problem]) -> list[Problem]:
-    """The problems of single values, and those of the file's model but for what contains one of these values."""
-    reported = tuple(problem.place for problem in source.problems)
-    found: list[Problem] = []
-    if isinstance(source.values, dict) and len(source.problems) < MAX_PROBLEMS:
-        try:
-            validate(Config, source)
-        except ConfigError as error:
-            found = [
-                problem for problem in error.problems if not any(place.startswith(problem.place) for place in reported)
-            ]
-    else:
-        missing = []  # there are enough problems already
-    return first_of(_in_file_order([*source.problems, *found, *missing]), source.more_problems)
-
-
-def _find_no_brokers(source: Source) -> list[Problem]:
-    """Brokers are named, unless connections have a destination. Checked before the model, to be reported with all."""
-    values = source.values
+def _find_no_brokers(source: Source) -> Iterator[Problem]:
+    """Brokers are named, unless connections have a destination. Checked beside the model, to be reported with all."""
+    values, place = source.values, ("upstream", "bootstrap")
     if not isinstance(values, dict) or values.get("mode") == "transparent":
-        return []
-    if "upstream" not in values:
-        text = f"expected a section with bootstrap: {_described(Upstream, ('bootstrap',))}"
-        return [source.problem(("upstream",), text, MISSING)]
-    upstream, place = values["upstream"], ("upstream", "bootstrap")
-    if isinstance(upstream, dict) and "bootstrap" not in upstream:
-        return [source.problem(place, f"expected a value: {_described(Config, place)}", MISSING)]
-    if isinstance(upstream, dict) and upstream["bootstrap"] == []:
-        return [source.problem(place, "expected at least one item", [])]
-    return []
+        return
+    described, upstream = _described(Config, place), values.get("upstream", MISSING)
+    if upstream is MISSING:
+        yield source.problem(("upstream",), f"expected a section with bootstrap: {described}")
+    elif isinstance(upstream, dict) and "bootstrap" not in upstream:
+        yield source.problem(place, f"expected a value: {described}")
+    elif isinstance(upstream, dict) and upstream["bootstrap"] == []:
+        yield source.problem(place, "expected at least one item", [])
 
 
 def _contradictions(config: Config, source: Source, *, on_paper: bool) -> Iterator[Problem]:
@@ -272,7 +260,9 @@ def warnings_of(config: Config) -> list[Problem]:
 
 
 def _warnings(config: Config, source: Source) -> Iterator[Problem]:
-    user, tls = _only_user(config), config.upstream.tls
+    identity, tls = config.identity, config.upstream.tls
+    # of all connections; None where there can be several, or other files say who it is
+    user = None if login_sources(config) or identity.static_elsewhere else identity.static_user or ANONYMOUS
     yield from _warnings_of_identity(config, source)
     if user is not None:
         reachable = {user, DEFAULT_WORD, DEFAULT, None}
@@ -355,20 +345,14 @@ def login_sources(config: Config) -> list[str]:
     return [one for one in sources if one == "sasl" or (one == "tls" and _asks_for_certificates(config))]
 
 
-def _only_user(config: Config) -> str | None:
-    """The user of all connections; None where there can be several, or other files say who it is."""
-    identity = config.identity
-    return None if login_sources(config) or identity.static_elsewhere else identity.static_user or ANONYMOUS
-
-
 def validate(model: type[_M], source: Source) -> _M:
     """The values of a file as a model. Raises ConfigError."""
     try:
         return model.model_validate(source.values)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=True)
-        reported = _in_file_order([_problem(model, source, item) for item in details[:MAX_PROBLEMS]])
-        raise ConfigError(first_of(reported, len(details) - len(reported))) from None
+        found = _in_file_order([_problem(model, source, item) for item in details[:MAX_PROBLEMS]])
+        raise ConfigError(first_of(found, len(details) - len(found))) from None
 
 
 def _in_file_order(problems: list[Problem]) -> list[Problem]:
@@ -382,7 +366,7 @@ def _problem(model: type[BaseModel], source: Source, item: ErrorDetails) -> Prob
     if kind == "extra_forbidden":
         return source.problem(place, _unknown_key(model, place), at_key=True)
     if kind == "missing":
-        return source.problem(place, f"expected a value: {_described(model, place)}", MISSING)
+        return source.problem(place, f"expected a value: {_described(model, place)}")
     if kind == "list_type" and isinstance(value, str):
         return source.problem(place, f"expected a list, such as {json.dumps([value], ensure_ascii=False)}", value)
     if kind in _EXPECTED:
@@ -398,7 +382,7 @@ def _unknown_key(model: type[BaseModel], place: Place) -> str:
     if place[-1] in _OF_KAFKA:
         return f"unknown key, did you mean {_OF_KAFKA[place[-1]]}?"
     inner = _model_at(model, place[:-1])
-    known = [] if inner is None else [info.alias or name for name, info in inner.model_fields.items()]
+    known = [] if inner is None else list(keys_of(inner))
     written = str(place[-1])
     # client_id and client-id, producer-byte-rate and producer_byte_rate are easily mistaken for each other
     flat = {name.replace("-", "_").replace(".", "_").lower(): name for name in known}
@@ -418,24 +402,20 @@ def _described(model: type[BaseModel], place: Place) -> str:
     inner = _model_at(model, place)  # a whole section is missing
     if inner is None or inner.__doc__ is None:
         outer = _model_at(model, place[:-1])
-        fields = {} if outer is None else outer.model_fields
-        found = [info.description for name, info in fields.items() if (info.alias or name) == place[-1]]
-        return found[0] if found and found[0] else "it is required"
-    needed = ", ".join(info.alias or name for name, info in inner.model_fields.items() if info.is_required())
+        info = None if outer is None else keys_of(outer).get(str(place[-1]))
+        return (info and info.description) or "it is required"
+    needed = ", ".join(key for key, info in keys_of(inner).items() if info.is_required())
     return inner.__doc__.strip() + (f" It needs: {needed}." if needed else "")
 
 
 def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel] | None:
-    current: Any = model
+    current: type[BaseModel] | None = model
     for part in place:
         if isinstance(part, int):
             continue  # an item of a list: the list's annotation was opened already
-        fields = current.model_fields
-        info = next((info for name, info in fields.items() if (info.alias or name) == part), None)
+        info = None if current is None else keys_of(current).get(part)
         current = None if info is None else _model_in(info.annotation)
-        if current is None:
-            return None
-    return typing.cast("type[BaseModel]", current)
+    return current
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

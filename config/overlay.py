@@ -17,7 +17,7 @@ from pydantic import Field
 
 from config.load import validate
 from config.model import LIMIT_NAMES, Config
-from config.problems import MAX_FILE_BYTES, MAX_VALUES, ConfigError, Place, Problem, first_of, unreadable
+from config.problems import MAX_FILE_BYTES, MAX_VALUES, ConfigError, Place, Problem, first_of, refused
 from config.source import dump, number, parse
 from config.table import to_table
 from config.types import DEFAULT_WORD, Section, Value, wrong
@@ -96,7 +96,7 @@ def load_overlay(path: str | Path) -> Overlay:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError([unreadable(str(path), error.strerror or str(error))]) from error
+        raise refused(str(path), f"cannot be read: {error.strerror or error}") from error
     return parse_overlay(str(path), data)
 
 
@@ -111,7 +111,8 @@ def parse_overlay(file: str, data: bytes) -> Overlay:
     problems: list[Problem] = []
     for index, entry in enumerate(validate(_OverlayFile, source).quotas):
         place: Place = ("quotas", index)
-        entity = _entity(entry)
+        names = ((CLIENT_ID, entry.client_id), (IP, entry.ip), (USER, entry.user))
+        entity = canonical(tuple((kind, None if name is DEFAULT else name) for kind, name in names if name is not None))
         limits = {name: getattr(entry, name) for name in _LIMITS if name in entry.model_fields_set}
         if not limits:
             problems.append(source.problem(place, f"expected at least one limit: {', '.join(_LIMITS)}"))
@@ -158,11 +159,6 @@ def table_in_force(config: Config) -> QuotaTable:
     """The limits of a configuration with its overlay, if there is one. Raises ConfigError."""
     overlay = config.quota_settings.overlay
     return to_table(config) if overlay is None else laid_over(to_table(config), load_overlay(overlay))
-
-
-def _entity(entry: _OverlayEntry) -> Entity:
-    names = ((CLIENT_ID, entry.client_id), (IP, entry.ip), (USER, entry.user))
-    return canonical(tuple((kind, None if name is DEFAULT else name) for kind, name in names if name is not None))
 
 
 def _written_name(name: str | None) -> Any:

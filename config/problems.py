@@ -100,11 +100,6 @@ def first_error(error: ValidationError) -> str:
     return visible(f"{'.'.join(map(str, first['loc'])) or 'the whole file'}: {first['msg']}")
 
 
-def unreadable(file: str, reason: str) -> Problem:
-    """The problem of a file that cannot be read."""
-    return Problem(file, place_text(()), None, None, None, f"cannot be read: {reason}")
-
-
 class ConfigError(Exception):
     """An invalid configuration; ``problems`` lists everything found, in the order of the file."""
 
@@ -131,11 +126,11 @@ def first_of(problems: list[Problem], more: int = 0) -> list[Problem]:
     more += max(len(problems) - MAX_PROBLEMS, 0)
     if not more:
         return problems
-    last = Problem(problems[0].file, place_text(()), None, None, None, f"has {more} more problems")
+    last = Problem(problems[0].file, WHOLE_FILE, None, None, None, f"has {more} more problems")
     return [*problems[:MAX_PROBLEMS], last]
 
 
-def refused(file: str, expected: str, event: Any = None) -> ConfigError:
-    """The error for a file that is beyond a limit, at the position of an event."""
-    line, column = (None, None) if event is None else (event.start_mark.line + 1, event.start_mark.column + 1)
-    return ConfigError([Problem(file, place_text(()), line, column, None, expected)])
+def refused(file: str, expected: str, mark: Any = None) -> ConfigError:
+    """The error for a file that cannot be read, is no YAML or is beyond a limit. `mark`: PyYAML's of the position."""
+    line, column = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
+    return ConfigError([Problem(file, WHOLE_FILE, line, column, None, expected)])

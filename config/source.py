@@ -150,10 +150,10 @@ class Source:
         """Whether the file itself has a value at a place."""
         value = self.values
         for part in self._as_written(place):
-            found = dict(enumerate(value)) if isinstance(value, list) else value
-            if not isinstance(found, dict) or part not in found:
+            try:
+                value = value[part]
+            except (LookupError, TypeError):
                 return False
-            value = found[part]
         return True
 
     def problem(self, place: Place, expected: str, value: Any = MISSING, *, at_key: bool = False) -> Problem:
@@ -203,16 +203,15 @@ def parse_documents(file: str, data: bytes, most: int = MAX_VALUES) -> list[Sour
 
 
 def _no_yaml(file: str, data: bytes, error: UnicodeDecodeError | yaml.YAMLError) -> ConfigError:
-    line = column = None
+    mark = None
     if isinstance(error, UnicodeDecodeError):
         expected = f"expected UTF-8 text: {error.reason} at byte {error.start}"
     elif not isinstance(error, yaml.MarkedYAMLError):
         expected = f"expected YAML: {' '.join(str(error).split())}"
     else:
         expected = f"expected YAML: {_reason(error, data.decode('utf-8-sig'))}"
-        if (mark := error.problem_mark or error.context_mark) is not None:
-            line, column = mark.line + 1, mark.column + 1
-    return ConfigError([Problem(file, place_text(()), line, column, None, expected)])
+        mark = error.problem_mark or error.context_mark
+    return refused(file, expected, mark)
 
 
 _PLAIN_WORDS = (
@@ -298,7 +297,7 @@ class _Reader:
         self._count += values
         if self._count > MAX_VALUES:
             text = f"expected at most {MAX_VALUES} values in the file (keys, values, lists and mappings)"
-            raise refused(self.source.file, text, event)
+            raise refused(self.source.file, text, event.start_mark)
 
     def _repeated(self, event: Any, depth: int) -> _Anchored:
         """What an alias stands for: a copy, so that aliases can make a short file huge ("billion laughs")."""
@@ -314,7 +313,7 @@ class _Reader:
 
     def _collection(self, event: Any, depth: int) -> Any:
         if depth >= MAX_DEPTH:
-            raise refused(self.source.file, f"expected at most {MAX_DEPTH} levels of nesting", event)
+            raise refused(self.source.file, f"expected at most {MAX_DEPTH} levels of nesting", event.start_mark)
         self._add(1, event)
         self._deepest = max(self._deepest, depth + 1)
         self._check_tag(event, ())

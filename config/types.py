@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -53,12 +54,12 @@ def setting(default: Any, description: str, **more: Any) -> Any:
     return Field(default=default, description=description, **more)
 
 
+@dataclass(eq=False, slots=True)
 class Value:
     """Metadata for `Annotated`: one function that checks and converts, and the corresponding JSON schema."""
 
-    def __init__(self, check: Callable[[Any], Any], schema: dict[str, Any]) -> None:
-        self.check = check
-        self.schema = schema
+    check: Callable[[Any], Any]
+    schema: dict[str, Any]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.no_info_plain_validator_function(self.check)

@@ -21,7 +21,7 @@ from prometheus_client.core import Metric
 from config.load import load_bytes, warnings_of
 from config.model import Config
 from config.parts import Fingerprint, fingerprint
-from config.problems import ConfigError, unreadable
+from config.problems import refused
 from config.settings import new_ledger, proxy_settings
 from config.types import HostPort
 from proxy.app.admin.app import AdminApp, not_ready
@@ -68,7 +68,7 @@ def read(path: Path) -> tuple[Config, Fingerprint]:
     """The configuration and its file's fingerprint. Raises ConfigError."""
     found = fingerprint(path)
     if found.data is None:
-        raise ConfigError([unreadable(str(path), str(found.error))])
+        raise refused(str(path), f"cannot be read: {found.error}")
     return load_bytes(str(path), found.data), found
 
 

@@ -16,7 +16,7 @@ import trio
 from config.model import Config
 from config.overlay import overlay_bytes, parse_overlay
 from config.parts import Fingerprint, fingerprint
-from config.problems import ConfigError, unreadable
+from config.problems import ConfigError, refused
 from config.table import to_table
 from config.units import as_written
 from proxy.app.common.gc_tuning import beside_traffic
@@ -184,7 +184,7 @@ def _parsed(path: Path, found: Fingerprint) -> Overlay:
         return parse_overlay(str(path), found.data)
     if found.error == _ABSENT:
         return {}
-    raise ConfigError([unreadable(str(path), found.error or "no reason is known")])
+    raise refused(str(path), f"cannot be read: {found.error or 'no reason is known'}")
 
 
 def _replaceable(path: Path) -> bool:
