@@ -32,20 +32,15 @@ def read_file(path: str | Path, most_bytes: int) -> bytes:
     """
     # Checked by name first: opening some devices has effects.
     _check(os.stat(path), path, most_bytes)
-    descriptor = os.open(path, _FLAGS)
-    try:
-        found = os.fstat(descriptor)
+    with open(path, "rb", buffering=0, opener=lambda name, _: os.open(name, _FLAGS)) as file:
+        found = os.fstat(file.fileno())
         _check(found, path, most_bytes)
-        parts = [os.read(descriptor, found.st_size + 1)]  # all of it, except for files of /proc and files that grow
-        left_bytes = most_bytes + 1 - len(parts[0])
-        while left_bytes > 0:
-            part = os.read(descriptor, min(_STEP_BYTES, left_bytes))
-            if not part:
-                return b"".join(parts)  # avoids copying a single one
-            parts.append(part)
-            left_bytes -= len(part)
-    finally:
-        os.close(descriptor)
+        data = file.read(found.st_size + 1)  # all of it, except for files of /proc and files that grow
+        while len(data) <= most_bytes:
+            more = file.read(min(_STEP_BYTES, most_bytes + 1 - len(data)))
+            if not more:
+                return data
+            data += more
     raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes; larger files are not read", str(path))
 
 
@@ -63,11 +58,7 @@ def _check(found: os.stat_result, path: str | Path, most_bytes: int) -> None:
 def in_memory(data: bytes) -> Iterator[str]:
     """A path at which a library finds these bytes, in this process's memory: for libraries that only read files
     (OpenSSL a private key), so that they get exactly what was checked. Raises OSError."""
-    descriptor = os.memfd_create("kquota", os.MFD_CLOEXEC)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)
+    with open(os.memfd_create("kquota", os.MFD_CLOEXEC), "wb") as file:
+        file.write(data)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"

@@ -74,14 +74,14 @@ def test_reads_no_irregular_file(kind: str, tmp_path: Path, monkeypatch: pytest.
 def test_refuses_file_that_grows_while_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x")
-    read = os.read
+    check = files._check
 
-    def read_and_grow(descriptor: int, count: int) -> bytes:
+    def check_and_grow(found: os.stat_result, *more: Any) -> None:
+        check(found, *more)
         with path.open("ab") as file:
-            file.write(b"x" * 1000)
-        return read(descriptor, count)
+            file.write(b"x" * 3000)
 
-    monkeypatch.setattr(files.os, "read", read_and_grow)
+    monkeypatch.setattr(files, "_check", check_and_grow)
     with pytest.raises(OSError, match="it has more than 5000 bytes; larger files are not read"):
         read_file(path, 5000)
 
