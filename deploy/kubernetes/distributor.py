@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
@@ -15,6 +15,7 @@ from deploy.kubernetes.distribution import (
     FILE,
     INJECTION_LABEL,
     Distribution,
+    Json,
     Known,
     NamespacePlan,
     Observed,
@@ -29,7 +30,6 @@ POLICIES_API: Final = "/apis/networking.k8s.io/v1"
 MAX_MESSAGE: Final = 1000
 """Characters of an event's message; Kubernetes accepts 1024."""
 
-Json = dict[str, Any]
 log = structlog.get_logger("kquota.webhook")
 
 

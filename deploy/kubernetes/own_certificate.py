@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import datetime
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.kubernetes.cluster import CONFIGURATIONS, MANAGER, VALIDATING, ApiServerError, Cluster, owner_reference
-from deploy.kubernetes.distribution import Distribution
+from deploy.kubernetes.distribution import Distribution, Json
 
 AUTHORITY_DAYS: Final = 3650
 CERTIFICATE_DAYS: Final = 365
@@ -26,8 +26,6 @@ FORMER: Final = 3
 """Authorities that stay trusted after a new one: replicas that have not its certificate yet are asked too."""
 ATTEMPTS: Final = 5
 _PARTS: Final = ("ca.crt", "ca.key", "tls.crt", "tls.key")
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +68,9 @@ def _is_due(certificate: x509.Certificate, now: datetime.datetime) -> bool:
 def _authority(host: str, now: datetime.datetime) -> dict[str, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"kquota webhook {host}"[:64])])
-    certificate = (
-        _builder(now, AUTHORITY_DAYS)
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(sign=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return {"ca.crt": _pem(certificate), "ca.key": _pem(key)}
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = _builder(now, name, name, key, signs=True).add_extension(identifier, critical=False)
+    return {"ca.crt": _pem(builder.sign(key, hashes.SHA256())), "ca.key": _pem(key)}
 
 
 def _with_certificate(held: dict[str, bytes], host: str, now: datetime.datetime) -> dict[str, bytes]:
@@ -89,13 +79,8 @@ def _with_certificate(held: dict[str, bytes], host: str, now: datetime.datetime)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
-        _builder(now, CERTIFICATE_DAYS)
-        .subject_name(x509.Name([]))
-        .issuer_name(authority.subject)
-        .public_key(key.public_key())
+        _builder(now, x509.Name([]), authority.subject, key, signs=False)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=True)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(sign=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA256())
@@ -103,19 +88,24 @@ def _with_certificate(held: dict[str, bytes], host: str, now: datetime.datetime)
     return {name: held[name] for name in ("ca.crt", "ca.key")} | {"tls.crt": _pem(certificate), "tls.key": _pem(key)}
 
 
-def _builder(now: datetime.datetime, days: int) -> x509.CertificateBuilder:
+def _builder(
+    now: datetime.datetime, subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, signs: bool
+) -> x509.CertificateBuilder:
+    """What both certificates have; one that `signs` is an authority's."""
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    usage = x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused)
     return (
         x509.CertificateBuilder()
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _SKEW)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_after(now + datetime.timedelta(days=AUTHORITY_DAYS if signs else CERTIFICATE_DAYS))
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=signs, path_length=0 if signs else None), critical=True)
+        .add_extension(usage, critical=True)
     )
-
-
-def _usage(*, sign: bool) -> x509.KeyUsage:
-    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
-    return x509.KeyUsage(digital_signature=not sign, key_cert_sign=sign, crl_sign=sign, **unused)
 
 
 def _pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> bytes:

@@ -17,9 +17,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter, ValidationError
 
 from config.problems import first_error
-from deploy.kubernetes.distribution import Distribution, metadata_of
-
-Json = dict[str, Any]
+from deploy.kubernetes.distribution import Distribution, Json, metadata_of
 
 PREFIX: Final = "kquota.io/"
 RESOURCES: Final = {
@@ -127,12 +125,15 @@ def customized(
                     one["containerPort"] = port
         elif name == CONFIG_MAP:
             _expect(_NAME, name, value, "the name of a ConfigMap of the pod's namespace")
-            for volume in volumes:
-                if volume["name"] == VOLUME:
-                    volume.clear()
-                    volume |= {"name": VOLUME, "configMap": {"name": value}}
+            volumes = _configured_by(volumes, value)
     _reconcile(container.get("resources") or {}, wishes)
     return container, volumes
+
+
+def _configured_by(volumes: list[Json], config_map: str) -> list[Json]:
+    """The sidecar's volumes, with the configuration file of this ConfigMap."""
+    own = {"name": VOLUME, "configMap": {"name": config_map}}
+    return [own if one["name"] == VOLUME else one for one in volumes]
 
 
 def quantity(text: Any) -> Decimal:
@@ -243,8 +244,7 @@ class Template:
         """The same with the namespace's own copy of the configuration, which is in one ConfigMap."""
         if namespace == self.distribution.namespace:
             return self
-        copy = {"name": VOLUME, "configMap": {"name": self.distribution.name}}
-        return replace(self, volumes=[copy if one["name"] == VOLUME else one for one in self.volumes])
+        return replace(self, volumes=_configured_by(self.volumes, self.distribution.name))
 
 
 _TEMPLATE: Final = TypeAdapter(Template)

@@ -170,13 +170,11 @@ class RedirectError(Exception):
 
 def choose(wanted: Tool | None) -> Tool:
     """The tool to use; nftables if none was chosen and both exist. Raises RedirectError."""
-    if wanted is not None:
-        if not _has(wanted):
-            raise RedirectError(f"{wanted} is not installed here: apt-get install {PACKAGES[wanted]}")
-        return wanted
-    found = next(filter(_has, PACKAGES), None)
+    found = next(filter(_has, list(PACKAGES) if wanted is None else [wanted]), None)
     if found is not None:
         return found
+    if wanted is not None:
+        raise RedirectError(f"{wanted} is not installed here: apt-get install {PACKAGES[wanted]}")
     raise RedirectError(
         "neither nft nor iptables is installed here: apt-get install nftables (the image of the target redirect has it)"
     )
