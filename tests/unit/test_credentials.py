@@ -66,17 +66,19 @@ def test_plain_and_the_line_break_at_the_end_of_the_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("answers", "says"),
+    ("kind", "answers", "says"),
     [
-        ([handshake_response(), authenticate_response(58, version=1)], r"refuses the login \(error 58\)"),
-        ([handshake_response(33)], r"does not accept the SASL mechanism PLAIN \(error code 33\)"),
-        ([b"\0\0\0\4\0\0\0\1"], "error code"),  # it cannot be read
+        (LoginError, [handshake_response(), authenticate_response(58, version=1)], r"refuses the login \(error 58\)"),
+        (LoginError, [handshake_response(33)], r"does not accept the SASL mechanism PLAIN \(error code 33\)"),
+        (WireError, [b"\0\0\0\4\0\0\0\1"], "error code"),  # it cannot be read
     ],
 )
-def test_refusals_are_said_without_the_secret(tmp_path: Path, answers: list[bytes], says: str) -> None:
+def test_refusals_are_said_without_the_secret(
+    tmp_path: Path, kind: type[Exception], answers: list[bytes], says: str
+) -> None:
     conversation = conversation_of(own(tmp_path))
     next(conversation)
-    with pytest.raises(LoginError, match=says) as caught:
+    with pytest.raises(kind, match=says) as caught:
         list(map(conversation.send, answers))
     assert "secret" not in str(caught.value)
 

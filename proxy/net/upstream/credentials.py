@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header
 from proxy.core.wire.primitives import INT32, string, uvarint
 from proxy.core.wire.sasl import SASL_AUTHENTICATE, SASL_HANDSHAKE, SaslResponse, answer, error_code
@@ -63,15 +62,11 @@ class Credentials:
 def login(credentials: Credentials, client_id: str, secret: str, version: int = 1) -> Generator[bytes, bytes, None]:
     """A login's exchange: yields whole request frames, is sent the whole response frames, and then ends. `secret` is
     the file's content (:meth:`Credentials.secret`), `version` that of SaslAuthenticate. Raises LoginError when the
-    broker refuses, or does not prove that it knows the password (SCRAM)."""
+    broker refuses, or does not prove that it knows the password (SCRAM), and WireError."""
     name = credentials.mechanism
     head = request_header(SASL_HANDSHAKE, HANDSHAKE_VERSIONS[0], 1, client_id)
     reply = yield framed(head + string(name))
-    try:
-        error = error_code(reply[_BODY_AT:])
-    except WireError as malformed:
-        raise LoginError(str(malformed)) from None
-    if error:
+    if error := error_code(reply[_BODY_AT:]):
         raise LoginError(f"the broker does not accept the SASL mechanism {name} (error code {error})")
     if name in _HASHES:
         yield from _scram(credentials, client_id, secret, version)
@@ -90,10 +85,7 @@ def _message(client_id: str, version: int, token: bytes) -> Generator[bytes, byt
     flexible = version >= _FLEXIBLE_VERSION
     sized = uvarint(len(token) + 1) + token + b"\0" if flexible else INT32.pack(len(token)) + token
     reply = yield framed(head + sized)
-    try:
-        found = answer(version, reply[body_at(reply, 0, len(reply), SASL_AUTHENTICATE, version) :])
-    except WireError as malformed:
-        raise LoginError(str(malformed)) from None
+    found = answer(version, reply[body_at(reply, 0, len(reply), SASL_AUTHENTICATE, version) :])
     if found.error:
         raise LoginError(f"the broker refuses the login (error {found.error})")
     return found
