@@ -107,5 +107,5 @@ async def test_a_cluster_that_was_made_again_is_taken() -> None:
 async def test_what_is_kept_of_brokers_that_left_is_bounded() -> None:
     checks = node_checks.NodeChecks(Access(1.0), Counters())
     for node_id in range(10 * node_checks.MAX_NODES):
-        checks._note(node_id, "127.0.0.1", 9092, node_checks.FRESH_S)
+        checks._note(node_id, "127.0.0.1", 9092, node_checks.FRESH_S, same=True)
     assert 0 < len(checks._until) <= node_checks.MAX_NODES

@@ -176,22 +176,21 @@ async def ask_token_owners(host: str, port: int, access: Access) -> dict[str, st
 
 async def ask_versions(host: str, port: int, access: Access) -> Offered:
     """What a broker offers; it answers before a login. Raises ClusterError."""
-    question = offers(f"{host}:{port}", access.correlation_id(host, port))
-    return await _talk(host, port, access, lambda stream: _converse(stream, question))
+    return await _talk(host, port, access, lambda stream: _converse(stream, _offers(host, port, access)))
 
 
 async def check_node(host: str, port: int, access: Access, node: Node, others: Iterable[int] = ()) -> bool:
     """Ask a broker whether it is `node` (KIP-1242). False: it does not know, as brokers before 4.4. Raises
     OtherNodeError, which names the one of `others` (node ids) that it says to be, and ClusterError."""
-    correlation_id = access.correlation_id(host, port)
 
     async def ask(stream: trio.abc.Stream, wanted: Node) -> int:
+        correlation_id = access.correlation_id(host, port)
         await stream.send_all(api_versions_request(_CHECKED_VERSION, correlation_id, CLIENT_ID, **wanted._asdict()))
         return responses.read_api_versions(_CHECKED_VERSION, await _read_frame(stream))[0]
 
     async def talk(stream: trio.abc.Stream) -> bool:
         if access.credentials is not None:  # before a login it looks at neither id, and answers as if they were right
-            offered = await _converse(stream, offers(f"{host}:{port}", correlation_id))
+            offered = await _converse(stream, _offers(host, port, access))
             if offered.get(API_VERSIONS, (0, 0))[1] < _CHECKED_VERSION:
                 return False
             await _log_in(stream, access.credentials, offered)
@@ -215,7 +214,7 @@ async def _ask(host: str, port: int, access: Access, question: _Question[_T], no
 
     async def talk(stream: trio.abc.Stream) -> _T:
         nonlocal offered
-        offered = await _converse(stream, offers(f"{host}:{port}", access.correlation_id(host, port), node))
+        offered = await _converse(stream, _offers(host, port, access, node))
         version = common(offered, question.api_key, question.versions)
         if access.credentials is not None:
             await _log_in(stream, access.credentials, offered)
@@ -254,18 +253,17 @@ async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.S
         raise ClusterError(f"{host}:{port}: {text}") from error
 
 
-def offers(address: str, correlation_id: int, node: Node | None = None) -> Generator[bytes, bytes, Offered]:
+def _offers(host: str, port: int, access: Access, node: Node | None = None) -> Generator[bytes, bytes, Offered]:
     """The question what a broker offers, in a version that it has: yields request frames and is sent response frames.
     `node`: the one that it should be, which brokers from 4.4 on check. Raises OtherNodeError, ValueError, WireError."""
-    version = schema.APIS[API_VERSIONS][2]
+    version, whom = schema.APIS[API_VERSIONS][2], {} if node is None else node._asdict()
     while True:
-        whom = {} if node is None else node._asdict()
-        frame = yield api_versions_request(version, correlation_id, CLIENT_ID, **whom)
+        frame = yield api_versions_request(version, access.correlation_id(host, port), CLIENT_ID, **whom)
         error, offered = responses.read_api_versions(version, frame)
         if not error:
             return offered
         if error == REBOOTSTRAP_REQUIRED and node is not None:
-            raise OtherNodeError(address, node, None)
+            raise OtherNodeError(f"{host}:{port}", node, None)
         if error != UNSUPPORTED_VERSION or version == 0:
             raise ValueError(f"the broker answers ApiVersions {version} with error code {error}")
         version = max(0, min(version - 1, offered.get(API_VERSIONS, (0, 0))[1]))  # brokers before 2.4 name none

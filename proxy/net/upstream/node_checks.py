@@ -43,10 +43,8 @@ class NodeChecks:
         self._counters = counters
         self.cluster_id: str | None = None
         """The cluster's id, once it is known; before, nothing is asked."""
-        self._until: dict[int, tuple[str, int, float]] = {}
-        """Node id -> its address, which need not be asked before this time."""
-        self._same: set[int] = set()
-        """Those of them that have confirmed which ones they are."""
+        self._until: dict[int, tuple[str, int, float, bool]] = {}
+        """Node id -> its address, which need not be asked before this time, and whether it has confirmed the id."""
         self._under_way: dict[tuple[Node, str, int], _Check] = {}
         self._logged: dict[int, tuple[str, int, int | None]] = {}
 
@@ -74,9 +72,7 @@ class NodeChecks:
 
     def suspect(self) -> None:
         """A broker has ended a connection: what brokers have confirmed may hold no longer."""
-        for node_id in self._same:
-            self._until.pop(node_id, None)
-        self._same.clear()
+        self._until = {node_id: known for node_id, known in self._until.items() if not known[3]}
 
     def _due(self, node_id: int, host: str, port: int) -> bool:
         known = self._until.get(node_id)
@@ -100,7 +96,6 @@ class NodeChecks:
         try:
             if await check_node(host, port, self._access, node, others):
                 result, holds_s = "same", FRESH_S
-                self._same.add(node.node_id)
                 self._logged.pop(node.node_id, None)
             else:
                 result, holds_s = "unknown", ASK_AGAIN_S
@@ -113,16 +108,15 @@ class NodeChecks:
             log.exception("check of a broker failed: internal error")
         finally:
             self._counters.node_checks[result] += 1
-            self._note(node.node_id, host, port, holds_s)
+            self._note(node.node_id, host, port, holds_s, same=result == "same")
             del self._under_way[key]
             check.done.set()
 
-    def _note(self, node_id: int, host: str, port: int, holds_s: float) -> None:
+    def _note(self, node_id: int, host: str, port: int, holds_s: float, *, same: bool) -> None:
         if len(self._until) >= MAX_NODES:  # ids may grow indefinitely
             self._until.clear()
-            self._same.clear()
             self._logged.clear()
-        self._until[node_id] = (host, port, trio.current_time() + holds_s)
+        self._until[node_id] = (host, port, trio.current_time() + holds_s, same)
 
     def _log(self, node: Node, host: str, port: int, error: OtherNodeError) -> None:
         seen = (host, port, error.found)
