@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -35,20 +36,20 @@ class HandshakeError(Exception):
     """The client's handshake failed; it has been counted and logged, and the socket is closed."""
 
 
+@dataclass(slots=True, eq=False)
 class _Handshake:
     """One handshake. The task that waits for it and the thread that does its steps share no lock: each sets its flag
     before it reads the other's."""
 
-    __slots__ = ("begin", "cancelled", "done", "error", "in_step", "sock", "token")
-
-    def __init__(self, plain: socket.socket, begin: Callable[[socket.socket], TlsSocket]) -> None:
-        """`begin(plain)` takes the socket over; called by the thread at the first step."""
-        self.sock = plain
-        """The TLS socket, once there is one."""
-        self.begin: Callable[[socket.socket], TlsSocket] | None = begin
-        self.in_step = self.cancelled = False
-        self.error: BaseException | None = None
-        self.token, self.done = trio.lowlevel.current_trio_token(), trio.Event()
+    sock: socket.socket
+    """The TLS socket, once there is one."""
+    begin: Callable[[socket.socket], TlsSocket] | None
+    """`begin(plain)` takes the socket over; called by the thread at the first step."""
+    in_step: bool = False
+    cancelled: bool = False
+    error: BaseException | None = None
+    token: trio.lowlevel.TrioToken = field(default_factory=trio.lowlevel.current_trio_token)
+    done: trio.Event = field(default_factory=trio.Event)
 
     def step(self) -> int:
         """Go on. Returns the event of epoll to wait for; 0: it is over."""

@@ -36,19 +36,16 @@ class PrincipalRules:
         """Raises RuleError."""
         self._rules: list[_Rule | None] = []  # None: DEFAULT
         for rule in _SPLITTER.finditer(text.strip()):
-            self._add(rule[1])
+            # A broker parses each piece once more, without the comma after it, and requires that it matches whole.
+            found = _PARSER.match(rule[1])
+            if found is None or found.end() != len(rule[1]):
+                raise RuleError(f"DEFAULT or RULE:pattern/replacement/[LU], not {rule[1]!r}")
+            if found[1] is not None:
+                self._rules.append(None)
+            elif found[2] is not None:
+                self._rules.append(_Rule(found[2], found[3], found[4]))
         if not self._rules:
             raise RuleError("at least one rule: DEFAULT or RULE:pattern/replacement/[LU]")
-
-    def _add(self, text: str) -> None:
-        # A broker parses each piece once more, without the comma after it, and requires that it matches whole.
-        found = _PARSER.match(text)
-        if found is None or found.end() != len(text):
-            raise RuleError(f"DEFAULT or RULE:pattern/replacement/[LU], not {text!r}")
-        if found[1] is not None:
-            self._rules.append(None)
-        elif found[2] is not None:
-            self._rules.append(_Rule(found[2], found[3], found[4]))
 
     def user(self, distinguished_name: str) -> str:
         """The user of a subject as Java prints it (RFC 2253). Raises NoRuleError."""
