@@ -7,7 +7,6 @@ import errno
 import socket
 import struct
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -19,6 +18,7 @@ import trio
 
 from proxy.core.errors import CloseReason, SessionError, UpstreamError
 from proxy.core.telemetry.observer import Counters
+from proxy.net.close_log import LogLimiter
 from proxy.net.listen.listeners import LOOPBACK_HOSTS
 from proxy.net.settings import TransparentSettings
 from quota.connections import canonical_address
@@ -33,8 +33,6 @@ SOCKADDR_IN: Final = struct.Struct("!2xH4s8x")
 SOCKADDR_IN6: Final = struct.Struct("!2xH4x16s")
 """struct sockaddr_in6 likewise: port, flow label (unused), address; the scope id behind it is in host order."""
 SCOPE_ID: Final = struct.Struct("=I")
-LOG_INTERVAL_S: Final = 10.0
-"""The first refusal of a kind is logged at once; further ones are counted and logged once per interval."""
 NOT_TRACKED: Final = frozenset({errno.ENOENT, errno.ENOPROTOOPT, errno.EOPNOTSUPP})
 """The kernel knows no redirect: the connection is not tracked, or connection tracking is not even loaded."""
 HEARTBEAT_S: Final = 1.0
@@ -129,8 +127,7 @@ class Interception:
         self._dialled: WeakValueDictionary[tuple[_Address, _Address], socket.socket] = WeakValueDictionary()
         """Our own connections to brokers by both ends, as the listener would see them come back. One end is not enough:
         the kernel gives a client the same port of the same address for another destination."""
-        self._repeated: Counter[CloseReason] = Counter()
-        self._log_until_s: dict[CloseReason, float] = {}
+        self._log_limiter = LogLimiter(log.warning, "more connections refused")
 
     def prepare(self) -> None:
         """Call this before anything is dialled. Raises OSError if the configured mark cannot be set."""
@@ -147,6 +144,7 @@ class Interception:
             for family, host in ((socket.AF_INET, LOOPBACK_HOSTS[0]), (socket.AF_INET6, LOOPBACK_HOSTS[1])):
                 with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                     sender.sendto(b"", (host, port))
+            self._log_limiter.look()
             await trio.sleep(HEARTBEAT_S)
 
     def inspect(self, client: socket.socket, peer: Any) -> Destination:
@@ -189,13 +187,8 @@ class Interception:
         with suppress(OSError):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
-        now_s = trio.current_time()
-        if now_s < self._log_until_s.get(refusal.reason, 0.0):
-            self._repeated[refusal.reason] += 1
-            return
-        self._log_until_s[refusal.reason] = now_s + LOG_INTERVAL_S
-        more = self._repeated.pop(refusal.reason, 0)
-        log.warning("redirected connection refused", reason=str(refusal.reason), error=str(refusal), more=more)
+        if self._log_limiter.allows(reason=str(refusal.reason)):
+            log.warning("redirected connection refused", reason=str(refusal.reason), error=str(refusal))
 
     async def dial(self, destination: Destination) -> socket.socket:
         """Connect to the original destination. Raises UpstreamError."""
