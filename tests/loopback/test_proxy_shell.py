@@ -184,7 +184,7 @@ async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) 
         (node,) = (await ask_brokers("127.0.0.1", broker.node_port, Access(2.0))).brokers
         assert node.port == broker.node_port
         # As on another listener of the cluster: the client needs no login, although logins are expected.
-        proxy._identification.login_expected = True
+        proxy.cluster.login_expected = True
         client = await connect(proxy, produce(1, 100))
         assert await read_frame(client) == produce_response(1)
         assert not proxy.counters.connections.closed["login_missing"]

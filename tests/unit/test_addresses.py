@@ -162,7 +162,7 @@ def test_a_restart_restores_what_the_ports_stood_for() -> None:
     before.see(1, 2)
     before.see(2, 4)
     before.now_s += 100
-    known = before.book.ports(before.now_s)
+    known = before.book.known_ports(before.now_s)
     assert known == [
         KnownPort(FIRST, node(4), None),
         KnownPort(FIRST + 1, node(1), GRACE_S - 100),

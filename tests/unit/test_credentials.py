@@ -161,5 +161,3 @@ async def test_the_cluster_is_asked_for_strangers_and_not_too_often(autojump_clo
     await trio.sleep(ASK_AGAIN_S)
     assert await owners.find("newer") == "bob"
     assert len(asked) == 2
-    nobody = TokenOwners({}, None)  # without a login
-    assert (nobody.can_ask, await nobody.find("new")) == (False, None)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
@@ -42,10 +42,8 @@ class Acceptor:
     open_connections: Callable[[], int]
     start: Start
     listeners: list[socket.socket] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._spare_fd = SpareFd()
-        self._logged_s = -ACCEPT_LOG_EVERY_S
+    _spare_fd: SpareFd = field(default_factory=SpareFd)
+    _logged_s: float = -ACCEPT_LOG_EVERY_S
 
     async def run(self, listener: socket.socket, name: str, dial: Dial) -> None:
         """Accept clients until the listener is closed. Logs name their connections `name`; they `dial` the broker."""
@@ -62,7 +60,7 @@ class Acceptor:
                     continue  # the client is gone before we accepted it (ECONNABORTED and the like)
                 allowed = most_connections(self.max_connections, len(self.listeners))
                 if self.open_connections() >= allowed:
-                    self._turn_away(client, address, CloseReason.MAX_CONNECTIONS, limit=allowed)
+                    self._turn_away(client, address, allowed)
                 else:
                     self.start(client, address, name, dial)
 
@@ -120,8 +118,8 @@ class Acceptor:
         await trio.sleep(ACCEPT_PAUSE_S)
         self._spare_fd.refill()
 
-    def _turn_away(self, client: socket.socket, address: tuple[str, int], reason: CloseReason, **why: Any) -> None:
+    def _turn_away(self, client: socket.socket, address: tuple[str, int], limit: int) -> None:
         client.close()
         self.counters.connections.opened += 1
-        self.counters.connections.closed[str(reason)] += 1
-        self.close_log.closed(str(reason), peer=f"{address[0]}:{address[1]}", **why)
+        self.counters.connections.closed[str(CloseReason.MAX_CONNECTIONS)] += 1
+        self.close_log.closed(str(CloseReason.MAX_CONNECTIONS), peer=f"{address[0]}:{address[1]}", limit=limit)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from proxy.core.wire.responses import NodeAddress
@@ -83,30 +83,22 @@ class _Listener:
     """Finite: its broker is no longer advertised with it, and it leads to the broker until then."""
 
 
+@dataclass(slots=True)
 class AddressBook:
     """The brokers, and the ports that stand for them."""
 
-    def __init__(
-        self,
-        ports: range,
-        fixed: Mapping[int, int],
-        grace_s: float,
-        bind: Callable[[int, int], bool],
-        close: Callable[[int], None],
-    ) -> None:
-        """`bind(node_id, port)` opens a listener at once; it returns False if another process has the port, and raises
-        ExhaustedError where any other would fail, too. `close(port)` closes one."""
-        self._ports = ports
-        self._fixed = fixed
-        self._grace_s = grace_s
-        self._bind = bind
-        self._close = close
-        self._brokers: dict[int, _Broker] = {}
-        self._live = 0
-        self._listeners: dict[int, _Listener] = {}
-        self._due_s = math.inf
-        self.exhausted: str | None = None
-        """Why a broker has no port although one is free, in the words of ExhaustedError."""
+    ports: range
+    fixed: Mapping[int, int]
+    grace_s: float
+    bind: Callable[[int, int], bool]
+    """`bind(node_id, port)` opens a listener at once; it returns False if another process has the port, and raises
+    ExhaustedError where any other would fail, too."""
+    close: Callable[[int], None]
+    """`close(port)` closes one."""
+    exhausted: str | None = None
+    """Why a broker has no port although one is free, in the words of ExhaustedError."""
+    _brokers: dict[int, _Broker] = field(default_factory=dict)
+    _listeners: dict[int, _Listener] = field(default_factory=dict)
 
     # ---- what is learnt ---------------------------------------------------------------------------------------------
 
@@ -114,7 +106,9 @@ class AddressBook:
         """These brokers are alive, and no others if the list is `complete`. Whether that is news. Raises
         BadAddressError, and changes nothing then."""
         brokers = self._brokers
-        if now_s < self._due_s and not (complete and len(nodes) != self._live) and all(map(self._is_known, nodes)):
+        due = any(listener.until_s <= now_s for listener in self._listeners.values())
+        other = complete and len(nodes) != sum(broker.live for broker in brokers.values())
+        if not due and not other and all(map(self._is_known, nodes)):
             return False
         for node in nodes:
             check_address(node)
@@ -138,7 +132,7 @@ class AddressBook:
         """Listen on the ports of a former run, before anything is learnt. Ports out of range are ignored."""
         for port, node, held_s in known:
             try:
-                if port not in self._ports or port in self._listeners or not self._opened(node.node_id, port):
+                if port not in self.ports or port in self._listeners or not self._opened(node.node_id, port):
                     continue
             except ExhaustedError:
                 break
@@ -146,17 +140,16 @@ class AddressBook:
             if held_s is None and broker.port is None:
                 broker.live, broker.port = True, port
             else:
-                self._listeners[port].until_s = now_s + min(held_s or 0.0, self._grace_s)
-        self._count()
+                self._listeners[port].until_s = now_s + min(held_s or 0.0, self.grace_s)
 
     # ---- what follows from it ---------------------------------------------------------------------------------------
 
     def settle(self, now_s: float) -> None:
         """Open and close listeners as the brokers and the time want it."""
-        own = own_ports((one for one, broker in self._brokers.items() if broker.live), self._ports, self._fixed)
+        own = own_ports((one for one, broker in self._brokers.items() if broker.live), self.ports, self.fixed)
         for node_id, broker in self._brokers.items():
             if broker.port is not None and broker.port != own.get(node_id):
-                self._listeners[broker.port].until_s = now_s + self._grace_s
+                self._listeners[broker.port].until_s = now_s + self.grace_s
                 broker.port = None
         self.exhausted = None
         try:
@@ -170,7 +163,6 @@ class AddressBook:
         held = {listener.node_id for listener in self._listeners.values()}
         for node_id in [one for one, broker in self._brokers.items() if not broker.live and one not in held]:
             del self._brokers[node_id]
-        self._count()
 
     def _spare(self, node_id: int, own: Mapping[int, int]) -> list[int]:
         """Ports that are advertised for no live broker, from this broker's on; those that stand for others last."""
@@ -180,8 +172,8 @@ class AddressBook:
             return held is not None and held.node_id != node_id
 
         advertised = {*own.values(), *(broker.port for broker in self._brokers.values())}
-        at = self._ports.index(own[node_id])
-        spare = (port for port in (*self._ports[at:], *self._ports[:at]) if port not in advertised)
+        at = self.ports.index(own[node_id])
+        spare = (port for port in (*self.ports[at:], *self.ports[:at]) if port not in advertised)
         return sorted(spare, key=stands_for_another)
 
     def _advertise(self, node_id: int, port: int) -> bool:
@@ -196,18 +188,14 @@ class AddressBook:
         return True
 
     def _opened(self, node_id: int, port: int) -> bool:
-        if not self._bind(node_id, port):
+        if not self.bind(node_id, port):
             return False
         self._listeners[port] = _Listener(node_id)
         return True
 
     def _free(self, port: int) -> None:
         del self._listeners[port]
-        self._close(port)
-
-    def _count(self) -> None:
-        self._live = sum(broker.live for broker in self._brokers.values())
-        self._due_s = min((listener.until_s for listener in self._listeners.values()), default=math.inf)
+        self.close(port)
 
     # ---- what is known ----------------------------------------------------------------------------------------------
 
@@ -232,7 +220,7 @@ class AddressBook:
         """The live brokers with their local ports, by id."""
         return [(broker.address, broker.port) for _, broker in sorted(self._brokers.items()) if broker.live]
 
-    def ports(self, now_s: float) -> list[KnownPort]:
+    def known_ports(self, now_s: float) -> list[KnownPort]:
         """What `restore` needs to know after a restart."""
         return [
             KnownPort(

@@ -5,8 +5,8 @@ is no client: it is not counted, logged or limited. If it goes on, it is a clien
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from socket import MSG_PEEK
 from typing import Final
 
@@ -25,27 +25,25 @@ REFUSED: Final = "refused"
 OUTCOMES: Final = (CLIENT, LOCAL, HEALTH_CHECK, REFUSED)
 
 
+@dataclass(frozen=True, slots=True)
 class Balancers:
     """The networks whose connections begin with a PROXY header."""
 
-    def __init__(
-        self, networks: Sequence[str], timeout_s: float, counters: Counters, close_log: CloseLogLimiter
-    ) -> None:
-        self._networks = Networks(networks)
-        self._timeout_s = timeout_s
-        self._counters = counters
-        self._close_log = close_log
+    networks: Networks
+    timeout_s: float
+    counters: Counters
+    close_log: CloseLogLimiter
 
     def send(self, host: str) -> bool:
         """Whether a connection from this address has to begin with a header."""
-        return bool(self._networks) and host in self._networks
+        return bool(self.networks) and host in self.networks
 
     async def client_of(self, client: socket.socket, balancer: tuple[str, int]) -> tuple[str, int] | None:
         """Take the header off a non-blocking socket: the client's address. None: it is no client's, and closed."""
         header = ProxyHeader()
-        outcome, error = REFUSED, f"no PROXY header within {self._timeout_s:g} s"
+        outcome, error = REFUSED, f"no PROXY header within {self.timeout_s:g} s"
         try:
-            with trio.move_on_after(self._timeout_s) as deadline:
+            with trio.move_on_after(self.timeout_s) as deadline:
                 await _read(client, header)
                 if header.client is not None and spelled(header.client) == spelled(balancer):
                     header.client = None
@@ -62,12 +60,12 @@ class Balancers:
         finally:
             if outcome not in (CLIENT, LOCAL):
                 client.close()
-        self._counters.proxy_headers[outcome] += 1
+        self.counters.proxy_headers[outcome] += 1
         if outcome == REFUSED:
-            self._counters.connections.opened += 1
-            self._counters.connections.closed[str(CloseReason.PROXY_HEADER)] += 1
+            self.counters.connections.opened += 1
+            self.counters.connections.closed[str(CloseReason.PROXY_HEADER)] += 1
             peer = f"{balancer[0]}:{balancer[1]}"
-            self._close_log.closed(str(CloseReason.PROXY_HEADER), peer=peer, error=error)
+            self.close_log.closed(str(CloseReason.PROXY_HEADER), peer=peer, error=error)
         elif outcome != HEALTH_CHECK:
             return header.client or balancer
         return None

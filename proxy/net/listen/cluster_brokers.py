@@ -48,13 +48,10 @@ class ClusterBrokers:
         dialer: Dialer,
         bind_broker: Callable[[int, int], bool],
         close_broker: Callable[[int], None],
-        login_wanted: Callable[[], None],
         counters: Counters,
     ) -> None:
-        """`login_wanted()` is called when the cluster refuses a question without a login."""
         self._settings = settings
         self._dialer = dialer
-        self._login_wanted = login_wanted
         self._book = AddressBook(
             settings.broker_ports, settings.broker_port_map, settings.broker_port_grace_s, bind_broker, close_broker
         )
@@ -66,16 +63,19 @@ class ClusterBrokers:
         self._bootstrap_first: tuple[str, int] | None = None
         """The server that has answered the sidecar or, where none has yet, accepted a connection."""
         self._look_again = trio.Event()
-        self._asked = trio.Event()
-        self._access = Access(settings.connect_timeout_s, settings.upstream_tls, settings.credentials, randbits(32))
+        self._asked = trio.lowlevel.ParkingLot()
+        self.access = Access(settings.connect_timeout_s, settings.upstream_tls, settings.credentials, randbits(32))
         self._loops: dict[tuple[str, int], float] = {}
         """Addresses at which the sidecar's own question came back to it, and until when they are not dialled."""
-        self._checks = NodeChecks(self._access, counters)
+        self._checks = NodeChecks(self.access, counters)
         self.changed = trio.Event()
         """Set, and replaced, when a port may stand for another broker."""
         self.reached = not settings.bootstrap
         """Whether the cluster answered the last Metadata request; true without bootstrap servers to ask."""
         self.last_error: str | None = None
+        self.login_expected = settings.credentials is not None
+        """The cluster's listener wants SASL: the sidecar has a login of its own, its question was refused without one,
+        or some connection has logged in."""
         self.metadata_version = PROBE_VERSION
         """A version of Metadata that the broker which was asked last has, and with it all brokers of its age."""
 
@@ -124,7 +124,7 @@ class ClusterBrokers:
 
     def known_ports(self) -> list[KnownPort]:
         """What `restore` needs to know after a restart."""
-        return self._book.ports(trio.current_time())
+        return self._book.known_ports(trio.current_time())
 
     def _learn(self, nodes: Sequence[NodeAddress], *, complete: bool) -> None:
         if self._book.learn(nodes, complete=complete, now_s=trio.current_time()):
@@ -158,7 +158,7 @@ class ClusterBrokers:
             except OtherBrokerError:
                 self._look_again.set()
                 with trio.move_on_after(self._settings.connect_timeout_s):
-                    await self._asked.wait()
+                    await self._asked.park()
                 return await self._reach(node_id, *self._book.upstream(node_id))
         except LeftError as error:
             raise UpstreamError(str(error)) from error
@@ -172,17 +172,17 @@ class ClusterBrokers:
         oldest = session.exchange.oldest
         if oldest is not None and session.software == "/".join(OWN_SOFTWARE):
             for address in self._servers():
-                if self._access.correlation_id(*address) == oldest.correlation_id:
+                if self.access.correlation_id(*address) == oldest.correlation_id:
                     self._loops[address] = trio.current_time() + LOOP_S
                     raise UpstreamError(loop_error(*address))
         return await dial()
 
-    def _refuse_loop(self, host: str, port: int) -> None:
+    async def _reach(self, node_id: int | None, host: str, port: int) -> socket.socket:
+        """`node_id` None: whichever broker is there is right. Raises UpstreamError."""
         if trio.current_time() < self._loops.get((host, port), -inf):
             raise UpstreamError(loop_error(host, port))
-
-    async def _reach(self, node_id: int, host: str, port: int) -> socket.socket:
-        self._refuse_loop(host, port)
+        if node_id is None:
+            return await self._dialer.dial(host, port)
         return await self._checks.dial(self._dialer, node_id, host, port, lambda: [number for number, *_ in self.all()])
 
     def broker_ended(self) -> None:
@@ -200,11 +200,7 @@ class ClusterBrokers:
         nodes = self._nodes_by_address()
         for server in self._servers():
             try:
-                if server in nodes:
-                    broker = await self._reach(nodes[server], *server)
-                else:
-                    self._refuse_loop(*server)
-                    broker = await self._dialer.dial(*server)
+                broker = await self._reach(nodes.get(server), *server)
             except UpstreamError as error:
                 errors.append(str(error))
                 continue
@@ -224,8 +220,7 @@ class ClusterBrokers:
                 try:
                     await self._ask()
                 finally:
-                    self._asked.set()
-                    self._asked = trio.Event()
+                    self._asked.unpark_all()
             except (ClusterError, BadAddressError) as error:
                 if self.last_error != str(error):
                     log.warning("cannot reach the Kafka cluster, retrying", error=str(error))
@@ -253,12 +248,12 @@ class ClusterBrokers:
             number = nodes.get((host, port))
             node = Node(known, number) if known is not None and number is not None else None
             try:
-                cluster = await ask_brokers(host, port, self._access, node)
+                cluster = await ask_brokers(host, port, self.access, node)
             except LoginWantedError as error:
                 self._bootstrap_first = host, port
                 self._loops.pop((host, port), None)
                 self._offered(error.offered)
-                self._login_wanted()  # brokers are learnt from the responses to clients
+                self.login_expected = True  # brokers are learnt from the responses to clients
                 return
             except ClusterError as error:
                 returned = self._loops.get((host, port), -inf) >= began_s + LOOP_S

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from random import random
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -23,10 +23,10 @@ from proxy.net.listen.balancers import Balancers
 from proxy.net.listen.cluster_brokers import ClusterBrokers
 from proxy.net.listen.identification import Identification
 from proxy.net.listen.passthrough import TransparentConnection, begins_with_tls
-from proxy.net.listen.transparent import Destination, Interception, spelled
+from proxy.net.listen.transparent import Destination, Interception, Networks, spelled
 from proxy.net.settings import ProxySettings
 from proxy.net.tls.contexts import ServerTls
-from proxy.net.tls.handshakes import HandshakeError, Handshakes
+from proxy.net.tls.handshakes import HandshakeError
 from proxy.net.upstream.dial import Dial, Dialer
 from quota.connections import Ticket
 from quota.ledger import Ledger
@@ -41,6 +41,17 @@ def _cpu_ms() -> float:
     return time.thread_time() * 1000.0
 
 
+class _Admitted(NamedTuple):
+    """A client to be served."""
+
+    client: socket.socket
+    peer: str
+    name: str
+    """Of the listener or, for a redirected connection, of its destination."""
+    dial: Dial
+    ticket: Ticket
+
+
 @dataclass(eq=False)
 class Connections:
     """All connections of a sidecar."""
@@ -53,7 +64,6 @@ class Connections:
     admission: ConnectionAdmission
     identification: Identification
     interception: Interception | None
-    handshakes: Handshakes
     dialer: Dialer
     brokers: ClusterBrokers
     nursery: trio.Nursery | None = None
@@ -62,13 +72,12 @@ class Connections:
 
     def __post_init__(self) -> None:
         settings, shared = self.settings, self.shared
-        self._balancers = Balancers(
-            settings.proxy_protocol_from, settings.stalls.pre_auth_timeout_s, shared.counters, shared.close_log
-        )
+        networks = Networks(settings.proxy_protocol_from)
+        self._balancers = Balancers(networks, settings.stalls.pre_auth_timeout_s, shared.counters, shared.close_log)
         self._beginning = 0
         """Connections whose PROXY header or TLS handshake is awaited: they count as well."""
         self._draining = False
-        self._ended = trio.Event()
+        self._ended = trio.lowlevel.ParkingLot()
 
     def count(self) -> int:
         """How many there are, those in a TLS handshake included."""
@@ -108,19 +117,19 @@ class Connections:
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         identity, tls = self.settings.identity, self.settings.listen_tls
-        login_decides = self.identification.login_expected and identity.choose(sasl="any user")[1] == "sasl"
+        login_decides = self.brokers.login_expected and identity.choose(sasl="any user")[1] == "sasl"
         user = None if login_decides or tls is not None else identity.choose()[0]
         ticket = self.admission.admit(client, address[0], user)
         if ticket is None:
             return
-        peer = str(spelled(address))
+        one = _Admitted(client, str(spelled(address)), name, dial, ticket)
         if tls is None:
             unread = self.settings.transparent is not None and self.settings.transparent.tls_passthrough
-            connection = self._new(client, peer, name, dial, ticket, plain=plain if unread else None)
+            connection = self._new(one, plain=plain if unread else None)
             self.nursery.start_soon(self._run, connection, ticket)
         else:
             self._beginning += 1
-            self.nursery.start_soon(self._secure, tls, client, peer, name, dial, ticket, login_decides, destination)
+            self.nursery.start_soon(self._secure, tls, one, login_decides, destination)
 
     async def drain(self) -> None:
         """Let requests in flight finish, and close; what is left after `drain_timeout_s` is aborted."""
@@ -135,66 +144,51 @@ class Connections:
 
     async def _none_left(self) -> None:
         while self.open:
-            await self._ended.wait()
+            await self._ended.park()
 
     async def _secure(
-        self,
-        tls: ServerTls,
-        client: socket.socket,
-        peer: str,
-        name: str,
-        dial: Dial,
-        ticket: Ticket,
-        login_decides: bool,
-        destination: Destination | None,
+        self, tls: ServerTls, one: _Admitted, login_decides: bool, destination: Destination | None
     ) -> None:
         """The TLS handshake, then everything else: before it, the client is unauthenticated. A redirected connection
         (with `destination`) need not be TLS: then it goes on as plaintext."""
         reason = CloseReason.TLS_HANDSHAKE
         admitted = False
+        secured, tls_user = one, None
         try:
-            secured, tls_user = client, None
-            if destination is None or await begins_with_tls(client, tls.handshake_timeout_s):
-                channel, tls_user = await self.handshakes.with_client(tls, client, peer)
+            if destination is None or await begins_with_tls(one.client, tls.handshake_timeout_s):
+                channel, tls_user = await self.dialer.handshakes.with_client(tls, one.client, one.peer)
+                secured = one._replace(client=channel)
                 if destination is not None and self.interception is not None:
                     dial = self.dialer.through(destination, self.interception.dial, channel.channel.server_name)
-                secured = channel
+                    secured = secured._replace(dial=dial)
             try:
                 user, source = self.settings.identity.choose(tls=tls_user)
                 if source == "tls" or not login_decides:
-                    self.admission.identify(ticket, user)
-                connection = self._new(secured, peer, name, dial, ticket, tls_user)
+                    self.admission.identify(one.ticket, user)
+                connection = self._new(secured, tls_user)
                 admitted = True
             except SessionError as error:
                 reason = error.reason
-                secured.close()
+                secured.client.close()
                 return
         except HandshakeError:
             return
         except Exception:
             reason = CloseReason.INTERNAL_ERROR
-            self.shared.close_log.failed(peer=peer, broker=name)
-            secured.close()
+            self.shared.close_log.failed(peer=one.peer, broker=one.name)
+            secured.client.close()
             return
         finally:
             self._beginning -= 1
             if not admitted:
-                client.close()  # a no-op if a TlsSocket has taken over its descriptor
-                self.admission.leave(ticket)
+                one.client.close()  # a no-op if a TlsSocket has taken over its descriptor
+                self.admission.leave(one.ticket)
                 self.shared.counters.connections.closed[str(reason)] += 1
-        await self._run(connection, ticket)
+        await self._run(connection, one.ticket)
 
-    def _new(
-        self,
-        client: socket.socket,
-        peer: str,
-        name: str,
-        dial: Dial,
-        ticket: Ticket,
-        tls_user: str | None = None,
-        plain: Dial | None = None,
-    ) -> Connection:
+    def _new(self, one: _Admitted, tls_user: str | None = None, plain: Dial | None = None) -> Connection:
         """`tls_user`: of the client's certificate. `plain`: where TLS that we have no key for is passed through."""
+        client, peer, name, dial, ticket = one
         settings = self.settings
         user, source = settings.identity.choose(tls=tls_user)
         session = Session(
@@ -207,7 +201,7 @@ class Connections:
             max_in_flight=settings.max_in_flight,
             interceptors=self.interceptors,
             reserved=self.reserved,
-            login_expected=self.identification.login_expected,
+            login_expected=self.brokers.login_expected,
             claim=settings.oauthbearer_claim,
             probe_version=self.brokers.metadata_version,
             cpu_ms=_cpu_ms,
@@ -235,8 +229,7 @@ class Connections:
             self.open.discard(connection)
             self.admission.leave(ticket)
             counters.connections.open -= 1
-            self._ended.set()
-            self._ended = trio.Event()
+            self._ended.unpark_all()
             counters.connections.closed[str(reason)] += 1
             if reason in (CloseReason.BROKER_CLOSED, CloseReason.BROKER_RESET):
                 self.brokers.broker_ended()

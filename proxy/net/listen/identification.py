@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +16,9 @@ from proxy.core.errors import SessionError
 from proxy.net.close_log import LogLimiter
 from proxy.net.io.connection import Connection
 from proxy.net.listen.admission import ConnectionAdmission
+from proxy.net.listen.cluster_brokers import ClusterBrokers
 from proxy.net.settings import ProxySettings
-from proxy.net.upstream.cluster import Access, ClusterError, ask_token_owners, first_answer
+from proxy.net.upstream.cluster import ClusterError, ask_token_owners, first_answer
 from proxy.net.upstream.token_owners import TokenOwners
 from quota.connections import Ticket
 
@@ -39,13 +40,10 @@ class Identification:
 
     settings: ProxySettings
     admission: ConnectionAdmission
-    known_brokers: Callable[[], Iterable[tuple[str, int]]]
+    brokers: ClusterBrokers
 
     def __post_init__(self) -> None:
-        credentials = self.settings.credentials
-        self._owners = TokenOwners(self.settings.token_owners, self._ask if credentials else None)
-        self.login_expected = credentials is not None
-        """The cluster's listener wants SASL: the sidecar has a login of its own, or some connection has logged in."""
+        self._owners = TokenOwners(self.settings.token_owners, self._ask)
         self._log_limiter = LogLimiter(log.warning, UNKNOWN)
         self._send, self._wanted = trio.open_memory_channel[tuple[str, Connection, Identify]](MAX_WAITING)
 
@@ -63,11 +61,11 @@ class Identification:
     def _user_of(self, connection: Connection, identify: Identify, login: Login) -> str | None:
         if login is NO_LOGIN:
             return identify(None)
-        self.login_expected = True
+        self.brokers.login_expected = True
         name = login.name
         if name is not None and login.by_token:
             token_id, name = name, self._owners.known(name)
-            if name is None and self._owners.can_ask:
+            if name is None and self.settings.credentials is not None:
                 with suppress(trio.WouldBlock):
                     self._send.send_nowait((token_id, connection, identify))
                     return None
@@ -99,7 +97,5 @@ class Identification:
             connection.identified(user)
 
     async def _ask(self) -> dict[str, str]:
-        settings = self.settings
-        access = Access(settings.connect_timeout_s, settings.upstream_tls, settings.credentials)
-        brokers = dict.fromkeys([*settings.bootstrap, *self.known_brokers()])
+        brokers, access = dict.fromkeys([*self.settings.bootstrap, *self.brokers.addresses()]), self.brokers.access
         return (await first_answer(brokers, lambda host, port: ask_token_owners(host, port, access)))[1]

@@ -72,10 +72,8 @@ class Proxy:
             settings.connect_timeout_s, settings.upstream_tls, counters, handshakes, lambda: self._acceptor.listeners
         )
         self._admission = ConnectionAdmission(ledger.connections, counters, settings.max_held_connections)
-        self.cluster = ClusterBrokers(
-            settings, dialer, self._bind_broker, self._close_broker, self._login_wanted, counters
-        )
-        self._identification = Identification(settings, self._admission, self.cluster.addresses)
+        self.cluster = ClusterBrokers(settings, dialer, self._bind_broker, self._close_broker, counters)
+        self._identification = Identification(settings, self._admission, self.cluster)
         self._connections = connections = Connections(
             settings,
             ledger,
@@ -85,7 +83,6 @@ class Proxy:
             self._admission,
             self._identification,
             self._interception,
-            handshakes,
             dialer,
             self.cluster,
         )
@@ -96,7 +93,7 @@ class Proxy:
         self._broker_listeners: dict[int, socket.socket] = {}
         self._refused: set[int] = set()
         self._nursery: trio.Nursery | None = None
-        self._drain_asked, self._beats = trio.Event(), trio.CancelScope()
+        self._drain_asked = trio.Event()
         self._known_ports = known_ports
         self.port = settings.port
         """Of the bootstrap listener: the real one, once it is bound."""
@@ -153,7 +150,7 @@ class Proxy:
                 nursery.start_soon(self._admission.run)
                 nursery.start_soon(self._identification.run)
                 if self._interception is not None:
-                    nursery.start_soon(self._beat, self._interception)
+                    nursery.start_soon(self._interception.send_heartbeats, self.port, self._drain_asked)
                 if settings.bootstrap:
                     nursery.start_soon(self.cluster.watch)
                 nursery.start_soon(self._sweeper.run)
@@ -161,7 +158,6 @@ class Proxy:
                 task_status.started()
                 await self._drain_asked.wait()
                 acceptor.stop()
-                self._beats.cancel()
                 await self._connections.drain()
                 nursery.cancel_scope.cancel()
         finally:
@@ -178,10 +174,6 @@ class Proxy:
             self.state = "draining"
             log.info("draining", connections=len(self._connections.open))
         self._drain_asked.set()
-
-    async def _beat(self, interception: Interception) -> None:
-        with self._beats:
-            await interception.send_heartbeats(self.port)
 
     def _bind_broker(self, node_id: int, port: int) -> bool:
         assert self._nursery is not None
@@ -214,6 +206,3 @@ class Proxy:
         if self.state == "serving":
             self._acceptor.close_listener(self._broker_listeners.pop(port))
             log.info("broker listener closed", port=port)
-
-    def _login_wanted(self) -> None:
-        self._identification.login_expected = True

@@ -57,8 +57,7 @@ class SpareFd:
         """Accept the oldest client in the backlog and close its connection. False: there was none, or no reserve."""
         if self._descriptor is None:
             return False
-        os.close(self._descriptor)
-        self._descriptor = None
+        self.close()
         try:
             client, _ = listener.accept()
         except OSError:  # the client has gone, or another thread took the descriptor

@@ -6,7 +6,7 @@ nothing is earned in advance."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from proxy.core.errors import CloseReason
@@ -16,14 +16,12 @@ LOOKS_PER_TIMEOUT: Final = 10
 """A stall is found at most a tenth of its timeout late."""
 
 
+@dataclass(slots=True)
 class ProgressTimer:
     """One transfer that a peer has begun, and how long it has kept us waiting, in seconds."""
 
-    __slots__ = ("_moved_bytes", "waited_s")
-
-    def __init__(self) -> None:
-        self.waited_s = 0.0
-        self._moved_bytes = 0
+    waited_s: float = 0.0
+    _moved_bytes: int = 0
 
     def look(self, passed_s: float, moved_bytes: int, *, begun: bool, our_turn: bool, min_bytes_per_s: float) -> float:
         """`moved_bytes` is a running total; `our_turn` means that the peer is not what is being waited for. A total
@@ -58,22 +56,20 @@ class TrafficSample:
     acked_bytes: int
 
 
+@dataclass(slots=True)
 class Stalls:
     """The stalls of one connection."""
 
-    __slots__ = ("_before_s", "_broker", "_limits", "_reader", "_writer", "waited_s")
-
-    def __init__(self, limits: StallLimits) -> None:
-        self._limits = limits
-        self._before_s = 0.0
-        self._writer = ProgressTimer()
-        self._reader = ProgressTimer()
-        self._broker = ProgressTimer()
-        self.waited_s = 0.0
+    limits: StallLimits
+    waited_s: float = 0.0
+    _before_s: float = 0.0
+    _writer: ProgressTimer = field(default_factory=ProgressTimer)
+    _reader: ProgressTimer = field(default_factory=ProgressTimer)
+    _broker: ProgressTimer = field(default_factory=ProgressTimer)
 
     def look(self, passed_s: float, seen: TrafficSample) -> CloseReason | None:
         """Why the connection has to end; None while no peer has stalled for too long."""
-        limits, least = self._limits, self._limits.min_bytes_per_s
+        limits, least = self.limits, self.limits.min_bytes_per_s
         if not seen.under_way and not seen.muted and not seen.owed:
             self._before_s += passed_s
             if self._before_s > limits.pre_auth_timeout_s:

@@ -137,10 +137,10 @@ class Interception:
             self._set_mark(probe)
         trio.socket.set_custom_socket_factory(_MarkedSockets(self._set_mark))  # the sidecar's own requests
 
-    async def send_heartbeats(self, port: int) -> None:
-        """Show the redirect rules that a sidecar is running (without one they let connections through), until
-        cancelled: send an empty datagram to our own port, on which no UDP socket listens, for each family."""
-        while True:
+    async def send_heartbeats(self, port: int, drain_asked: trio.Event) -> None:
+        """Show the redirect rules that a sidecar is running (without one they let connections through), until it is
+        drained: send an empty datagram to our own port, on which no UDP socket listens, for each family."""
+        while not drain_asked.is_set():
             for family, host in ((socket.AF_INET, LOOPBACK_HOSTS[0]), (socket.AF_INET6, LOOPBACK_HOSTS[1])):
                 with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                     sender.sendto(b"", (host, port))
@@ -155,8 +155,8 @@ class Interception:
             raise SessionError(
                 CloseReason.NOT_REDIRECTED, f"cannot get the connection's original destination from the kernel: {error}"
             ) from error
-        came_from = spelled(peer)
-        where = destination or local_address(client)
+        came_from, here = spelled(peer), local_address(client)
+        where = destination or here
         if self._is_ours(came_from, where):
             raise SessionError(
                 CloseReason.LOOP,
@@ -169,7 +169,6 @@ class Interception:
                 f"{came_from.host} connected to the listener itself: in transparent mode it serves redirected "
                 "connections only; connect to the brokers (kquota redirect show lists the rules)",
             )
-        here = local_address(client)
         if destination.port == here.port and is_own_address(destination.host):
             raise SessionError(
                 CloseReason.LOOP, f"the destination {destination} is this sidecar's own listener: a loop"
@@ -258,11 +257,7 @@ class _MarkedSockets(trio.abc.SocketFactory):
         type: socket.SocketKind | int | None = None,
         proto: int | None = None,
     ) -> trio.socket.SocketType:
-        made = socket.socket(
-            socket.AF_INET if family is None else family,
-            socket.SOCK_STREAM if type is None else type,
-            0 if proto is None else proto,
-        )
+        made = socket.socket(family or socket.AF_INET, type or socket.SOCK_STREAM, proto or 0)
         try:
             self._set_mark(made)
         except OSError:

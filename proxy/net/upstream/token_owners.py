@@ -43,8 +43,8 @@ def read_owners(version: int, body: bytes) -> dict[str, str]:
 class TokenOwners:
     """Known owners, and how to look up others."""
 
-    def __init__(self, configured: Mapping[str, str], ask: Callable[[], Awaitable[Mapping[str, str]]] | None) -> None:
-        """`ask()` returns the owners of all tokens of the cluster, or raises; None: there is no cluster to ask."""
+    def __init__(self, configured: Mapping[str, str], ask: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
+        """`ask()` returns the owners of all tokens of the cluster, or raises."""
         self._configured = configured
         self._ask = ask
         self._found: Mapping[str, str] = {}
@@ -55,15 +55,8 @@ class TokenOwners:
         """The owner, if already known."""
         return self._configured.get(token_id) or self._found.get(token_id)
 
-    @property
-    def can_ask(self) -> bool:
-        """Whether the cluster can be asked."""
-        return self._ask is not None
-
     async def find(self, token_id: str) -> str | None:
         """The owner, asking the cluster if need be. Raises whatever `ask` raises."""
-        if self._ask is None:
-            return self.known(token_id)
         async with self._asking:
             # The token is new, or the broker that was asked did not know it yet.
             if self.known(token_id) is None and trio.current_time() - self._asked_s >= ASK_AGAIN_S:
