@@ -46,12 +46,11 @@ from config.types import (
     whole,
     wrong,
 )
-from config.units import LONG_MAX
+from config.units import HOUR_MS, INT_MAX, LONG_MAX
 from quota.counter import MutationAlgorithm
 from quota.entity import DEFAULT, Name
 from quota.table import CandidateLimits, Entry, Scope
 
-INT_MAX = 2**31 - 1
 LIMIT_NAMES = ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate")
 CONNECTION_LIMIT_NAMES = ("connection_creation_rate", "max_connections")
 """The connection limits that an entry for a user or an address can set (KIP-612; the caps are ours)."""
@@ -60,7 +59,6 @@ _connection_limits = attrgetter(*CONNECTION_LIMIT_NAMES)
 _NO_REQUEST_LIMITS = (None,) * len(LIMIT_NAMES)
 _NO_CONNECTION_LIMITS = (None,) * len(CONNECTION_LIMIT_NAMES)
 
-_HOUR_MS = 3_600_000
 _PORT = whole(0, 65_535, "a port (0: any free one)")
 _MAPPED = whole(1, 65_535, "a port")
 _BYTE_RATE = size(1, LONG_MAX, "bytes per second")
@@ -104,7 +102,7 @@ class Listen(Section):
         default_factory=dict,
         description="Ports of single brokers, by id, in broker_ports. Others: first + id mod size, or the next free.",
     )
-    broker_port_grace_s: Annotated[float, duration_s(0, 24 * _HOUR_MS)] = setting(
+    broker_port_grace_s: Annotated[float, duration_s(0, 24 * HOUR_MS)] = setting(
         600, "Time that a port is kept for a broker that left the cluster."
     )
     state_file: AbsolutePath | None = setting(
@@ -155,7 +153,7 @@ class Upstream(Section):
     )
     tls: UpstreamTls | None = setting(None, "TLS to the brokers; null: plain.")
     sasl: UpstreamSasl | None = setting(None, "SASL login of the sidecar's own connections.")
-    connect_timeout_ms: Annotated[int, duration_ms(10, _HOUR_MS, bare_unit="ms")] = setting(
+    connect_timeout_ms: Annotated[int, duration_ms(10, HOUR_MS, bare_unit="ms")] = setting(
         10_000, "Longest time for a connection to a broker, TLS included."
     )
 
@@ -300,7 +298,7 @@ class QuotaSettings(Section):
     entries: list[Annotated[QuotaEntry | Entry, _InTheTablesForm()]] = Field(
         default_factory=list, description="The limits, in any order."
     )
-    poll_interval_s: Annotated[float, duration_s(100, _HOUR_MS)] = setting(
+    poll_interval_s: Annotated[float, duration_s(100, HOUR_MS)] = setting(
         10, "With source: cluster, the polling interval."
     )
     alter: Literal["deny", "forward", "apply"] = setting(
@@ -428,7 +426,7 @@ class Config(Section):
         "token_bucket",
         "token_bucket: as Kafka (KIP-599); windowed_burst: a windowed rate, with bursts spread over the windows.",
     )
-    max_mute: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit=None)] = setting(
+    max_mute: Annotated[int, duration_ms(0, 24 * HOUR_MS, bare_unit=None)] = setting(
         120_000,
         "Max throttle time. A larger debt delays the next requests of all clients that share the counter. "
         "0: no cap, as with pacing: kafka.",
@@ -440,13 +438,13 @@ class Config(Section):
         "and mutes; a client evades a mute by reconnecting.",
     )
     limits: Limits = Field(default_factory=Limits)
-    drain_timeout_s: Annotated[float, duration_s(0, _HOUR_MS)] = setting(
+    drain_timeout_s: Annotated[float, duration_s(0, HOUR_MS)] = setting(
         30, "On SIGTERM, time for requests in flight. Throttled connections close at once."
     )
-    connections_max_idle_ms: Annotated[int, duration_ms(1000, 24 * _HOUR_MS, bare_unit="ms")] = setting(
+    connections_max_idle_ms: Annotated[int, duration_ms(1000, 24 * HOUR_MS, bare_unit="ms")] = setting(
         600_000, "Connections without traffic for this long are closed, as connections.max.idle.ms."
     )
-    connections_max_age_ms: Annotated[int, duration_ms(0, 24 * _HOUR_MS, bare_unit="ms")] = setting(
+    connections_max_age_ms: Annotated[int, duration_ms(0, 24 * HOUR_MS, bare_unit="ms")] = setting(
         0,
         "Connections are closed at 80 to 100 % of this age, between two requests, so that clients spread "
         "over new replicas; 0: never.",

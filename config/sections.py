@@ -22,11 +22,9 @@ from config.types import (
     whole,
     wrong,
 )
-from config.units import LONG_MAX
+from config.units import HOUR_MS, INT_MAX, LONG_MAX
 from quota.table import Scope
 
-_INT_MAX = 2**31 - 1
-_HOUR_MS = 3_600_000
 _MIB = 1024 * 1024
 TEMPLATE_FIELDS: Final = ("namespace", "service_account", "pod")
 _Source = Literal["tls", "sasl", "static"]
@@ -36,24 +34,22 @@ _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 class Limits(Section):
     """What one connection may use, how many there may be, and how many clients are remembered (docs/limits.md)."""
 
-    max_frame_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = setting(
+    max_frame_bytes: Annotated[int, size(1024, INT_MAX, "bytes")] = setting(
         104_857_600, "Largest request, as Kafka's socket.request.max.bytes."
     )
-    max_response_bytes: Annotated[int, size(1024, _INT_MAX, "bytes")] = setting(
-        _INT_MAX, "Largest response of a broker."
-    )
+    max_response_bytes: Annotated[int, size(1024, INT_MAX, "bytes")] = setting(INT_MAX, "Largest response of a broker.")
     max_in_flight: Annotated[int, whole(1, 1_000_000, "requests")] = setting(
         1024, "Unanswered requests of a connection; at this number kquota stops reading from it."
     )
-    max_connections: Annotated[int, whole(1, _INT_MAX, "connections")] = setting(
-        _INT_MAX,
+    max_connections: Annotated[int, whole(1, INT_MAX, "connections")] = setting(
+        INT_MAX,
         "Open client connections, as Kafka's max.connections; others are closed at once. At most half of "
         "the file descriptors.",
     )
-    pre_auth_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = setting(
+    pre_auth_timeout_ms: Annotated[int, duration_ms(100, HOUR_MS, bare_unit="ms")] = setting(
         30_000, "Time until a client's login, or its first request. The broker's time and mutes do not count."
     )
-    stall_timeout_ms: Annotated[int, duration_ms(100, _HOUR_MS, bare_unit="ms")] = setting(
+    stall_timeout_ms: Annotated[int, duration_ms(100, HOUR_MS, bare_unit="ms")] = setting(
         60_000, "Time that a peer may stop inside a request or response, or not read, below 512 bytes per second."
     )
     max_clients: Annotated[int, whole(100, 10_000_000, "clients")] = setting(
@@ -84,7 +80,7 @@ class Export(Section):
     )
     kafka_topic: TopicName | None = setting(None, "Topic for the same records; null: none.")
     interval_s: Annotated[float, duration_s(1000, 300_000)] = setting(10, "One record per client and interval.")
-    rotate_s: Annotated[float, duration_s(1000, 3_600_000)] = setting(
+    rotate_s: Annotated[float, duration_s(1000, HOUR_MS)] = setting(
         300, "A file is complete after this long, and at the end of its hour."
     )
     keep_bytes: Annotated[int, size(1, LONG_MAX, "bytes")] | None = setting(

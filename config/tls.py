@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool
 
 from config.types import HOST, AbsolutePath, Section, Value, duration_ms, setting, text, wrong
+from config.units import HOUR_MS
 from proxy.net.tls.principal import DEFAULT_RULES, PrincipalRules, RuleError
 
 
@@ -39,7 +40,7 @@ class ListenTls(Section):
         "Maps a client certificate's subject to its user, as in Kafka.",
         alias="ssl.principal.mapping.rules",
     )
-    handshake_timeout_ms: Annotated[int, duration_ms(100, 3_600_000, bare_unit="ms")] = setting(
+    handshake_timeout_ms: Annotated[int, duration_ms(100, HOUR_MS, bare_unit="ms")] = setting(
         10_000, "Longest handshake of a client."
     )
 

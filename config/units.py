@@ -21,11 +21,13 @@ _DECIMAL_NAMES = {"k": "kilobytes", "M": "megabytes", "G": "gigabytes", "T": "te
 _LEADING_ZERO = re.compile(r"0[0_]*(?=[\d])", re.ASCII)
 """Octal in YAML 1.1 and C, decimal elsewhere: too ambiguous for a limit."""
 _DURATION = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?)\s*(?P<unit>[a-z]*)", re.ASCII)
-_DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+HOUR_MS = 3_600_000
+_DURATION_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": HOUR_MS, "d": 86_400_000}
 
 _LONGEST = 64
 """Characters of a size or duration: the arithmetic of much longer numbers takes long, or overflows."""
 
+INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 """Java's largest long: the largest byte rate Kafka can express."""
 
