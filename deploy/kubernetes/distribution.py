@@ -180,15 +180,10 @@ def misunderstood(namespace: str, labels: dict[str, str], settings: Distribution
 
 
 def judged(
-    base: str,
-    labels: dict[str, str],
-    given: str | None,
-    settings: Distribution,
-    known: Known | None = None,
-    key: tuple[str, bool] = ("", False),
+    base: str, labels: dict[str, str], given: str | None, settings: Distribution, known: Known, key: tuple[str, bool]
 ) -> QuotasResult:
     """The result for quotas that a namespace with these labels has, or is about to have; `known` keeps it by `key`."""
-    wish, known = labels.get(POLICY_LABEL), {} if known is None else known
+    wish = labels.get(POLICY_LABEL)
     policy: Policy = next((one for one in POLICIES if one == wish), settings.policy if wish is None else "none")
     file = f"ConfigMap {settings.quotas_name}, {own_quotas.KEY}"
     if given is None:

@@ -127,7 +127,8 @@ class Distributor:
             return None
         base = await self._base()
         labels = metadata_of(await self.cluster.ask("GET", f"/api/v1/namespaces/{namespace}"))
-        return (await trio.to_thread.run_sync(judged, base, labels, quotas, self.settings)).refused
+        key = (namespace, False)
+        return (await trio.to_thread.run_sync(judged, base, labels, quotas, self.settings, {}, key)).refused
 
     def metrics(self) -> str:
         """The state of the distribution for Prometheus."""
