@@ -20,6 +20,7 @@ from analysis.files import (
     addresses,
     delete,
     delete_files,
+    exists,
     file_system,
     input_bytes,
     input_files,
@@ -139,8 +140,7 @@ def _day(
     aside = set_aside(rows, unreadable, spark)
     if aside is not None and (number_aside or unreadable):
         place = f"{store.place}/set-aside/date={day}"
-        system, path = file_system(spark, place)
-        if system.exists(path):  # its rows may be nowhere else: their files may have been deleted
+        if exists(spark, place):  # its rows may be nowhere else: their files may have been deleted
             aside = aside.subtract(spark.read.schema(aside.schema).json(place))
         aside.write.mode("append").json(place)
     staged = _bytes(spark, [f"{staging}/parsed"]) * SHRINKS

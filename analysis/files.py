@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,12 +96,6 @@ def without_files(frame: DataFrame, addresses: Sequence[str]) -> DataFrame:
     return frame.where(~F.col("_metadata.file_path").isin(both)) if both else frame
 
 
-def as_rows(spark: SparkSession, names: Sequence[str], column: str) -> DataFrame:
-    """A row for each name. From a JSON literal: rows made from Python values would need Python on the executors."""
-    found = F.from_json(F.lit(json.dumps(list(names))), "array<string>")
-    return spark.range(1).select(F.explode(found).alias(column))
-
-
 def write_text(spark: SparkSession, path: str, text: str) -> None:
     """Write a small text file, replacing any existing one."""
     system, place = file_system(spark, path)
@@ -119,6 +112,25 @@ def read_text(spark: SparkSession, path: str) -> str | None:
         return bytes(stream.readAllBytes()).decode()
 
 
+def exists(spark: SparkSession, path: str) -> bool:
+    """Whether there is a file or a directory."""
+    system, place = file_system(spark, path)
+    return bool(system.exists(place))
+
+
+def names_in(spark: SparkSession, directory: str) -> list[str]:
+    """The names of what is in a directory, in order; none if it does not exist."""
+    system, place = file_system(spark, directory)
+    found = system.listStatus(place) if system.exists(place) else []
+    return sorted(str(status.getPath().getName()) for status in found)
+
+
+def renamed(spark: SparkSession, path: str, to: str) -> bool:
+    """Rename a file of any file system; returns whether that has worked."""
+    system, place = file_system(spark, to)
+    return bool(system.rename(file_system(spark, path)[1], place))
+
+
 def delete(spark: SparkSession, path: str) -> None:
     """Delete a file or a directory with its content, if it exists."""
     system, place = file_system(spark, path)
@@ -127,11 +139,9 @@ def delete(spark: SparkSession, path: str) -> None:
 
 def delete_earlier(spark: SparkSession, directory: str, now: Collection[str]) -> None:
     """Delete the results that an earlier run of a report wrote to a directory, and this one did not."""
-    system, place = file_system(spark, directory)
-    for path in [status.getPath() for status in system.listStatus(place)]:
-        name = str(path.getName())
+    for name in names_in(spark, directory):
         if _RESULT.fullmatch(name) and name not in now:
-            system.delete(path, True)
+            delete(spark, f"{directory}/{name}")
 
 
 def kept(frame: DataFrame, path: str) -> DataFrame:
@@ -153,27 +163,17 @@ def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -
         "ignoreTrailingWhiteSpace": False,
     }
     without_formulas(frame).write.mode("overwrite").options(**exact).csv(parts)
-    system, place = file_system(spark, path)
-    (part,) = (
-        status.getPath()
-        for status in system.listStatus(file_system(spark, parts)[1])
-        if status.getPath().getName().endswith(".csv")
-    )
-    system.delete(place, True)
-    system.rename(part, place)
+    (part,) = (name for name in names_in(spark, parts) if name.endswith(".csv"))
+    delete(spark, path)
+    renamed(spark, f"{parts}/{part}", path)
     delete(spark, parts)
 
 
 def without_formulas(frame: DataFrame) -> DataFrame:
     """The same rows, with an apostrophe before texts that a spreadsheet would take for a formula (as OWASP advises):
     names come from clients. Numbers, which may be negative, stay numbers."""
-    texts = {field.name for field in frame.schema.fields if isinstance(field.dataType, StringType)}
-    return frame.select(
-        *(
-            F.regexp_replace(name, F.lit(_BEFORE_FORMULAS), F.lit("'")).alias(name) if name in texts else F.col(name)
-            for name in frame.columns
-        )
-    )
+    texts = [field.name for field in frame.schema.fields if isinstance(field.dataType, StringType)]
+    return frame.withColumns({name: F.regexp_replace(name, F.lit(_BEFORE_FORMULAS), F.lit("'")) for name in texts})
 
 
 def addresses(lines: str | None) -> list[str]:

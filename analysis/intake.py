@@ -3,6 +3,7 @@ read in place. Invalid rows are set aside and counted, and none ends a report.""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from analysis import audit
 from analysis.columns import DAY_S, HOUR_S, only_row, some_rows, sums, together
 from analysis.days import EVERY_DAY, Days
 from analysis.errors import ReportError, WrongUseError
-from analysis.files import as_rows, kept, some_file, without_files
+from analysis.files import kept, some_file, without_files
 from analysis.store import WORDS, Store, days_below, parquet_ddl
 from analysis.words import several
 from quota.record import FIELDS, IDENTITY, SCHEMA_VERSION, UNITS, Field, spark_ddl
@@ -176,9 +177,10 @@ def set_aside(rows: DataFrame | None, unreadable: Sequence[str], spark: SparkSes
     aside = None if rows is None else rows.where(F.col("reason").isNotNull()).select("reason", "file", "raw")
     if not unreadable:
         return aside
-    whole = as_rows(spark, unreadable, "file").select(
-        F.lit("unreadable_file").alias("reason"), "file", F.lit(None).cast("string").alias("raw")
-    )
+    # From a JSON literal: rows made from Python values would need Python on the executors.
+    files = F.from_json(F.lit(json.dumps(list(unreadable))), "array<string>")
+    reason, raw = F.lit("unreadable_file").alias("reason"), F.lit(None).cast("string").alias("raw")
+    whole = spark.range(1).select(reason, F.explode(files).alias("file"), raw)
     return whole if aside is None else aside.unionByName(whole)
 
 

@@ -33,7 +33,7 @@ from pyspark.sql import functions as F
 from analysis.columns import only_row
 from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
-from analysis.files import delete, file_system, files_below, read_text, write_text
+from analysis.files import delete, exists, file_system, files_below, names_in, read_text, renamed, write_text
 from analysis.rollups import STEPS
 from analysis.session import before_spark_4, spark_version
 from quota.record import FIELDS, IDENTITY, spark_ddl
@@ -101,8 +101,7 @@ class IcebergRecords:
 
     def exists(self) -> bool:
         """Whether the store has such a table."""
-        system, path = file_system(self.spark, f"{self.place}/{HINT}")
-        return bool(system.exists(path))
+        return exists(self.spark, f"{self.place}/{HINT}")
 
     def read(self) -> DataFrame:
         """All records, with `date` and `cluster`; missing fields are null. Raises ReportError without Iceberg."""
@@ -230,8 +229,7 @@ class Store:
 
     def exists(self) -> bool:
         """Whether the store exists."""
-        system, path = file_system(self.spark, f"{self.place}/_compacted")
-        return bool(system.exists(path))
+        return exists(self.spark, f"{self.place}/_compacted")
 
     def take_format(self, form: str | None) -> None:
         """Set the format of a new store (None: files). Raises WrongUseError when the store has another one."""
@@ -264,7 +262,7 @@ class Store:
     def days(self) -> dict[str, Day]:
         """The newest state of each day."""
         found: dict[str, Day] = {}
-        for name in sorted(self._names(f"{self.place}/_compacted")):
+        for name in names_in(self.spark, f"{self.place}/_compacted"):
             if re.fullmatch(r"date=[\d-]+\.g\d+\.json", name):
                 one = Day(**json.loads(read_text(self.spark, f"{self.place}/_compacted/{name}") or "{}"))
                 found[one.date] = one
@@ -273,16 +271,16 @@ class Store:
     def place_files(self, made: str, day: str, generation: int, rollup: str | None = None) -> int:
         """Move the files below `made`, which are there by cluster except for words, to their day; returns how many."""
         root = self.records if rollup is None else f"{self.rollups}/{rollup}"
-        clusters = [f"/{name}" for name in self._names(made) if name.startswith("cluster=")]
+        clusters = [f"/{name}" for name in names_in(self.spark, made) if name.startswith("cluster=")]
         count = 0
         for cluster in [""] if rollup == WORDS else clusters:
             target = f"{root}/date={day}{cluster}"
             system, path = file_system(self.spark, target)
             system.mkdirs(path)
-            for name in self._names(f"{made}{cluster}"):
+            for name in names_in(self.spark, f"{made}{cluster}"):
                 if name.endswith(".parquet"):
-                    source = file_system(self.spark, f"{made}{cluster}/{name}")[1]
-                    if not system.rename(source, file_system(self.spark, f"{target}/{_prefix(generation)}{name}")[1]):
+                    to = f"{target}/{_prefix(generation)}{name}"
+                    if not renamed(self.spark, f"{made}{cluster}/{name}", to):
                         raise ReportError(f"{target}: a file cannot be moved there from {made}")
                     count += 1
         return count
@@ -291,8 +289,7 @@ class Store:
         """Make these the day's records: written aside, then renamed to a new name."""
         name = f"{self.place}/_compacted/date={state.date}.{_prefix(state.generation)[:-1]}.json"
         write_text(self.spark, f"{name}.new", json.dumps(asdict(state)))
-        system, path = file_system(self.spark, name)
-        if not system.rename(file_system(self.spark, f"{name}.new")[1], path):
+        if not renamed(self.spark, f"{name}.new", name):
             raise ReportError(f"cannot write {name}: renaming {name}.new failed")
 
     def tidy(self, day: str, generation: int) -> None:
@@ -339,17 +336,12 @@ class Store:
         delete(self.spark, f"{self.place}/_compacted/lock")
 
     def _forget_states(self, day: str, but: str | None = None) -> None:
-        for name in self._names(f"{self.place}/_compacted"):
+        for name in names_in(self.spark, f"{self.place}/_compacted"):
             if name.startswith(f"date={day}.") and (but is None or but not in name):
                 delete(self.spark, f"{self.place}/_compacted/{name}")
 
     def _of_day(self, day: str) -> list[str]:
         return [f"{self.records}/date={day}", *(f"{self.rollups}/{name}/date={day}" for name in (*STEPS, WORDS))]
-
-    def _names(self, directory: str) -> list[str]:
-        system, path = file_system(self.spark, directory)
-        found = system.listStatus(path) if system.exists(path) else []
-        return sorted(str(status.getPath().getName()) for status in found)
 
 
 def _prefix(generation: int) -> str:
