@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from analysis.errors import ReportError, WrongUseError, in_short
 from config.visible import visible
@@ -222,22 +223,25 @@ WRITTEN = {"all": tuple(JOBS), "compact": ("records", "rollups", "set-aside"), "
 """What is written below the output; by others a directory of their name."""
 OF_THE_OTHER = {"compact": "_checkpoints", "stream": "records"}
 """Both write `rollups`; what below the output only the other one writes."""
-NEEDED = {"prices": "chargeback", "candidate": "whatif"}
-"""Options without which a report cannot be made -> the report."""
+ONLY_FOR = {"prices": "chargeback", "candidate": "whatif", "sweep": "whatif"}
+"""Options of one report alone -> the report."""
+NEEDED = ("prices", "candidate")
+"""Options without which their report cannot be made."""
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
     """What the job needs besides the records; for `all`, by report."""
     importlib.import_module("pyspark")  # so that its absence is reported as such
+    given = {option for option in ONLY_FOR if getattr(options, option) is not None}
     if options.name == "all":
-        without = [name for option, name in NEEDED.items() if getattr(options, option) is None]
+        without = [ONLY_FOR[option] for option in NEEDED if option not in given]
         names = [name for name in JOBS if name not in (*NOT_REPORTS, *without)]
         return {"reports": {name: _options_for(name, options) for name in names}}
-    for option, owner in NEEDED.items():
-        if options.name != owner and getattr(options, option) is not None:
+    for option, owner in ONLY_FOR.items():
+        if option in given and options.name != owner:
             raise WrongUseError(f"--{option} is for {owner}, not for {options.name}")
-    if options.sweep and options.name != "whatif":
-        raise WrongUseError(f"--sweep is for whatif, not for {options.name}")
+        if option in NEEDED and option not in given and options.name == owner:
+            raise WrongUseError(f"{owner} needs --{option} FILE")
     return _options_for(options.name, options)
 
 
@@ -245,9 +249,6 @@ def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
     from analysis.owners import Owners, PriceModel, load
 
     owners = {} if options.owners is None else {"owners": load(Owners, "--owners", options.owners)}
-    for option, owner in NEEDED.items():
-        if name == owner and getattr(options, option) is None:
-            raise WrongUseError(f"{name} needs --{option} FILE")
     if name == "chargeback":
         prices = load(PriceModel, "--prices", options.prices)
         if prices.payer == "team" and options.owners is None:
@@ -332,72 +333,45 @@ _SPAN = _written(
 )
 
 _PAIR = _checked("NAME=VALUE", lambda text: text.split("=", 1), lambda pair: len(pair) == 2)
-_SEVERAL: Final[dict[str, Any]] = {"type": _PAIR, "action": "append", "default": []}
 
 
 def _add_options(add: Callable[..., object]) -> None:
+    file = partial(add, metavar="FILE")
+    percent = partial(add, type=_PERCENT, metavar="PERCENT")
+    span = partial(add, type=_SPAN, metavar="TIME")
+    pairs = partial(add, type=_PAIR, action="append", default=[])
     add("--input", required=True, help="usage records (JSON lines, or Parquet): a file, a directory or a glob")
     add("--output", required=True, help="directory for the results; each report writes to a subdirectory")
     add("--from", type=_DAY, dest="first", metavar="DAY", help="the first day to read (UTC), such as 2026-08-01")
     add("--to", type=_DAY, dest="last", metavar="DAY", help="the last day to read, inclusive")
     add("--grain", type=_GRAIN, default=60, metavar="S", help="time bucket of fleet-wide rates, in seconds (60)")
-    add("--prices", metavar="FILE", help="chargeback: the price model (YAML)")
-    add(
-        "--candidate",
-        action="append",
-        metavar="FILE",
-        help="whatif: quotas to try (YAML, or JSON of `kquota check`); repeatable",
-    )
+    file("--prices", help="chargeback: the price model (YAML)")
+    file("--candidate", action="append", help="whatif: quotas to try (YAML, or JSON of `kquota check`); repeatable")
     add("--sweep", type=_FACTORS, metavar="X,X,…", help="whatif: multiply each candidate's limits by each factor")
-    add(
-        "--at-most",
-        type=_PERCENT,
-        default=1.0,
-        metavar="PERCENT",
-        help="whatif: acceptable share of time that a group is delayed (1)",
-    )
+    percent("--at-most", default=1.0, help="whatif: acceptable share of time that a group is delayed (1)")
     add("--headroom", type=_HEADROOM, default=0.25, metavar="X", help="recommend: fraction added to the need (0.25)")
-    add(
-        "--capacity",
-        **_SEVERAL,
-        metavar="KIND=BYTES",
-        help="capacity, forecast: produce=BYTES or fetch=BYTES per second of the clusters; repeatable",
-    )
-    add("--owners", metavar="FILE", help="teams (YAML): adds the team of each client to tables")
-    add(
-        "--target",
-        type=_PERCENT,
-        default=99.0,
-        metavar="PERCENT",
-        help="slo: target share of time and requests without delay (99)",
-    )
+    capacity = "capacity, forecast: produce=BYTES or fetch=BYTES per second of the clusters; repeatable"
+    pairs("--capacity", metavar="KIND=BYTES", help=capacity)
+    file("--owners", help="teams (YAML): adds the team of each client to tables")
+    percent("--target", default=99.0, help="slo: target share of time and requests without delay (99)")
     add("--recent", type=_DAYS, default=7.0, metavar="DAYS", help="anomalies: length of the recent period (7)")
     add("--horizon", type=_HORIZON, default=90, metavar="DAYS", help="forecast: how many days ahead to look (90)")
     add("--settle", type=_HOURS, default=2.0, metavar="H", help="compact: hours to wait after a day has ended (2)")
     add("--keep-days", type=_KEEP, metavar="N", help="compact: delete days from the output that are older than N days")
-    add(
-        "--format",
-        choices=("files", "iceberg"),
-        help="compact: format of a new store (files); reports: format of a remote store",
-    )
+    form = "compact: format of a new store (files); reports: format of a remote store"
+    add("--format", choices=("files", "iceberg"), help=form)
     add("--delete-input", action="store_true", help="compact: delete input files with usable records once compacted")
     add("--alerts", metavar="PLACE", help="stream: kafka://host:port/topic for alerts")
-    add(
-        "--delay",
-        type=_SPAN,
-        default="10 minutes",
-        metavar="TIME",
-        help="stream: how late records may come (10 minutes)",
-    )
-    add("--trigger", type=_SPAN, default="30 seconds", metavar="TIME", help="stream: time between batches (30 seconds)")
+    span("--delay", default="10 minutes", help="stream: how late records may come (10 minutes)")
+    span("--trigger", default="30 seconds", help="stream: time between batches (30 seconds)")
     add("--once", action="store_true", help="stream: process the records that exist, then end")
     add("--batch", type=_NUMBER, metavar="N", help="stream: at most N messages (files) per batch")
-    add("--kafka", **_SEVERAL, metavar="KEY=VALUE", help="stream: Kafka client property (no passwords); repeatable")
-    add("--kafka-config", metavar="FILE", help="stream: file with Kafka client properties, such as passwords")
+    pairs("--kafka", metavar="KEY=VALUE", help="stream: Kafka client property (no passwords); repeatable")
+    file("--kafka-config", help="stream: file with Kafka client properties, such as passwords")
     add("--metrics", metavar="[HOST:]PORT", help="stream: serve lag, rates and state for Prometheus here")
     add("--master", help="Spark master; default: spark-submit's, else all cores of this machine")
     add("--memory", type=_MEMORY, metavar="SIZE", help="memory of a local Spark, such as 4g (2g)")
-    add("--conf", **_SEVERAL, metavar="KEY=VALUE", help="Spark's own configuration")
+    pairs("--conf", metavar="KEY=VALUE", help="Spark's own configuration")
     add("--quiet", action="store_true", help="no progress on stderr")
 
 
