@@ -6,7 +6,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from analysis.columns import together
+from analysis.columns import merged, together
 from analysis.files import kept
 from quota.record import IDENTITY
 
@@ -39,17 +39,13 @@ def words(rows: DataFrame) -> DataFrame:
     there = F.expr(f"filter(sequence(first, last), one -> (mask & shiftleft(1L, int(one % {WORD}))) != 0)")
     intervals = intervals.withColumn("number", F.explode(F.when(whole | ~fit, F.array("first")).otherwise(there)))
     in_order = Window.partitionBy("instance").orderBy("number", "end_ms")
-    back = F.col("end_ms") < F.lag("end_ms").over(in_order) - STEP_BACK_MS
     by_pod = (
-        intervals.withColumn("back", F.coalesce(back, F.lit(False)).cast("long"))
+        intervals.withColumn("back", F.col("end_ms") < F.lag("end_ms").over(in_order) - STEP_BACK_MS)
         .groupBy("reason", "instance", "pod", "word")
         .agg(
-            F.sum(F.when(F.col("number").eqNullSafe(F.col("first")), F.col("records")).otherwise(0)).alias("records"),
-            F.bit_or("mask").alias("mask"),
-            F.min("first").alias("first"),
-            F.max("last").alias("last"),
-            F.sum("back").alias("clock_steps"),
-            F.min("first_ms").alias("first_ms"),
+            F.expr("sum(IF(number <=> first, records, 0))").alias("records"),
+            *merged(bit_or=["mask"], min=["first", "first_ms"], max=["last"]),
+            F.count_if("back").alias("clock_steps"),
             F.max("end_ms").alias("last_ms"),
             F.max(F.col("end_ms") - F.col("first_ms")).alias("longest_ms"),
         )
@@ -59,20 +55,11 @@ def words(rows: DataFrame) -> DataFrame:
 
 def together_words(parts: DataFrame) -> DataFrame:
     """Merge words that were made of parts of the records. A clock that went back between two parts is not noticed."""
-    return (
-        parts.groupBy("reason", "instance", "word")
-        .agg(
-            *together(),
-            F.bit_or("mask").alias("mask"),
-            F.min("first").alias("first"),
-            F.max("last").alias("last"),
-            F.sum("clock_steps").alias("clock_steps"),
-            F.min("pod_min").alias("pod_min"),
-            F.max("pod_max").alias("pod_max"),
-            F.max("longest_ms").alias("longest_ms"),
-        )
-        .withColumn("duplicates", F.col("records") - F.bit_count("mask"))
+    found = parts.groupBy("reason", "instance", "word").agg(
+        *together(),
+        *merged(bit_or=["mask"], sum=["clock_steps"], min=["first", "pod_min"], max=["last", "pod_max", "longest_ms"]),
     )
+    return found.withColumn("duplicates", F.expr("records - bit_count(mask)"))
 
 
 def word() -> Column:

@@ -42,19 +42,19 @@ def grain_for(asked_s: int, interval_s: float) -> int:
     return next(fits, HOUR_S)
 
 
-def moment(seconds: Column | str) -> Column:
-    """Seconds since 1970 as a timestamp."""
-    return F.timestamp_seconds(seconds)
-
-
-def ratio(above: Column, below: Column) -> Column:
-    """A quotient; null where the divisor is 0."""
-    return F.when(below != 0, above / below)
-
-
 def sums(names: Iterable[str]) -> list[Column]:
     """The sum of each of these columns, by its name."""
     return [F.sum(name).alias(name) for name in names]
+
+
+def named(**expressions: str) -> list[Column]:
+    """Columns by name, each an expression in Spark's SQL."""
+    return [F.expr(one).alias(name) for name, one in expressions.items()]
+
+
+def merged(**names: Sequence[str]) -> list[Column]:
+    """Aggregates that keep their column's name, by function: ``merged(sum=["records"], min=["first_ms"])``."""
+    return [F.expr(f"{function}({name})").alias(name) for function, each in names.items() for name in each]
 
 
 def only_row(frame: DataFrame) -> Row:
@@ -66,13 +66,13 @@ def only_row(frame: DataFrame) -> Row:
 
 def together() -> list[Column]:
     """For rows that summarise records: their total number, and the first and last time."""
-    return [F.sum("records").alias("records"), F.min("first_ms").alias("first_ms"), F.max("last_ms").alias("last_ms")]
+    return merged(sum=["records"], min=["first_ms"], max=["last_ms"])
 
 
 def seen(rows: DataFrame) -> DataFrame:
     """`first_ms` and `last_ms` as timestamps, `first_seen` and `last_seen`."""
-    times = {f"{one}_seen": moment(F.col(f"{one}_ms") / 1000) for one in ("first", "last")}
-    return rows.withColumns(times).drop("first_ms", "last_ms")
+    times = named(first_seen="timestamp_seconds(first_ms / 1000)", last_seen="timestamp_seconds(last_ms / 1000)")
+    return rows.select("*", *times).drop("first_ms", "last_ms")
 
 
 def some_rows(frame: DataFrame, most: int = MAX_ROWS) -> list[Row]:
@@ -82,15 +82,3 @@ def some_rows(frame: DataFrame, most: int = MAX_ROWS) -> list[Row]:
         return rows
     made = Row(*frame.columns)
     return [made(*(one.astimezone(UTC) if isinstance(one, datetime) else one for one in row)) for row in rows]
-
-
-def over_time(frame: DataFrame, time: str, names: Sequence[str], step_s: int) -> tuple[list[Row], int]:
-    """Sums of `names` over `time`, and their step: `step_s`, or its multiple that leaves at most MAX_ROWS."""
-    first, last = F.unix_timestamp(F.min(time)), F.unix_timestamp(F.max(time))
-    ends = only_row(frame.agg(first.alias("first"), last.alias("last")))
-    if ends["first"] is None:
-        return [], step_s
-    step = step_s * ((ends["last"] - ends["first"]) // step_s // MAX_ROWS + 1)
-    start = F.floor((F.unix_timestamp(time) - ends["first"]) / step) * step + ends["first"]
-    found = frame.groupBy(F.timestamp_seconds(start).alias(time)).agg(*sums(names))
-    return some_rows(found.orderBy(time)), step

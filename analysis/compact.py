@@ -29,7 +29,7 @@ from analysis.files import (
     without_unreadable,
 )
 from analysis.intake import checked_lines, files_aside, set_aside
-from analysis.rollups import STEPS, coarser, with_library
+from analysis.rollups import STEPS, coarser, of_records
 from analysis.store import ROW_GROUP_BYTES, WORDS, Day, Store, days_below
 from analysis.words import several, size
 from quota.record import FIELDS, IDENTITY
@@ -186,7 +186,7 @@ def _files_made(rows: DataFrame, parts: int, place: str) -> DataFrame | None:
 def _rolled_up(made: DataFrame, staging: str, parts: int) -> None:
     """Sums per client and minute, hour and day, each made from the one before; and which records they cover."""
     order = ("cluster", "user", "client_id", "bucket")
-    sums = with_library(made, STEPS["minute"])
+    sums = of_records(made, STEPS["minute"])
     for name, step_s in STEPS.items():
         if name != "minute":
             sums = coarser(sums, step_s)

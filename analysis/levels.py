@@ -15,7 +15,7 @@ from quota.counter import MutationAlgorithm
 from quota.entity import Kind
 from quota.table import RATE_FIELD, Entry, QuotaTable
 
-ADDED = "group_user string, group_client string, of_fleet boolean, limits array<double>"
+ADDED = {"group_user": "string", "group_client": "string", "of_fleet": "boolean", "limits": "array<double>"}
 """Columns that :func:`resolved` adds."""
 _WINDOWS = {
     "num": "quota.window.num",
@@ -93,7 +93,6 @@ def resolved(
     `group_user` and `group_client` (null: plays no part), `of_fleet` (all instances share it) and `limits`, one under
     each candidate (null: none). The candidates have entries for the same clients."""
     tables = [one.table for one in candidates]
-    added = [column.split()[0] for column in ADDED.split(", ")]
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -106,6 +105,6 @@ def resolved(
                 pa.array([tables[0].of_fleet(one.entry) for one in first], pa.bool_()),
                 pa.array([[one.limit for one in each] for each in found], pa.list_(pa.float64())),
             )
-            yield pa.RecordBatch.from_arrays([*batch.columns, *columns], [*batch.schema.names, *added])
+            yield pa.RecordBatch.from_arrays([*batch.columns, *columns], [*batch.schema.names, *ADDED])
 
     return run

@@ -12,12 +12,17 @@ import matplotlib
 matplotlib.use("svg")  # before pyplot, which we do not use: figures of our own need no display and no clean-up
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
+from analysis.columns import HOUR_S, MAX_ROWS, only_row, some_rows, sums
 from analysis.intake import Quality
 from analysis.words import size
 from config.visible import visible
 
 COLOURS = ("#2a6f97", "#e07a5f", "#81b29a", "#f2cc8f", "#6d597a", "#3d405b", "#b56576", "#8d99ae")
+SIZES = {"bytes": "", "bytes per second": "/s"}
+"""Labels of values that are written as sizes, and what follows these."""
 SERIES = Sequence[tuple[datetime, float]]
 
 
@@ -40,13 +45,7 @@ def _svg(axes: Any, *, legend: bool) -> str:
 
 
 def steps(
-    series: Mapping[str, SERIES],
-    label: str,
-    step_s: int,
-    quality: Quality,
-    *,
-    bytes_per_s: bool = False,
-    level: Mapping[str, float] | None = None,
+    series: Mapping[str, SERIES], label: str, step_s: int, quality: Quality, level: Mapping[str, float] | None = None
 ) -> str:
     """Values of time buckets of `step_s`, a line per name, none where there is no bucket; `level`: horizontal lines."""
     axes = _axes()
@@ -64,16 +63,27 @@ def steps(
         axes.plot(times, values, label=_plain(name), color=colour, linewidth=1.4)
     if first < last:
         axes.set_xlim(first, last)
-    return _over_time(axes, label, level or {}, bytes_per_s=bytes_per_s)
+    return _over_time(axes, label, level or {})
+
+
+def per_hour(hours: DataFrame, columns: Mapping[str, str], label: str, quality: Quality, times: int = 1) -> str:
+    """Columns of a table of :meth:`Context.hours`: `times` as much, per second that the records cover. A step of the
+    plot is an hour, or as many hours as leave at most MAX_ROWS steps."""
+    ends = only_row(hours.selectExpr("unix_timestamp(min(hour))", "unix_timestamp(max(hour))"))
+    first, last = (one or 0 for one in ends)
+    step_s = HOUR_S * ((last - first) // HOUR_S // MAX_ROWS + 1)
+    start = f"timestamp_seconds(floor((unix_timestamp(hour) - {first}) / {step_s}) * {step_s} + {first}) AS hour"
+    summed = hours.groupBy(F.expr(start)).agg(*sums([*columns.values(), "observed_seconds"]))
+    rows = some_rows(summed.orderBy("hour"))
+    series = {
+        name: [(row["hour"], row[column] * times / row["observed_seconds"]) for row in rows]
+        for name, column in columns.items()
+    }
+    return steps(series, label, step_s, quality)
 
 
 def outlook(
-    seen: SERIES,
-    ahead: Sequence[tuple[datetime, float, float, float]],
-    label: str,
-    *,
-    bytes_per_s: bool,
-    level: float | None,
+    seen: SERIES, ahead: Sequence[tuple[datetime, float, float, float]], label: str, level: float | None
 ) -> str:
     """Past days and the forecast (mean, and the bounds around it), towards `level`."""
     axes = _axes()
@@ -83,12 +93,10 @@ def outlook(
     axes.plot(after, [row[1] for row in ahead], label="forecast", color=COLOURS[1], linewidth=1.4)
     low, high = [row[2] for row in ahead], [row[3] for row in ahead]
     axes.fill_between(after, low, high, color=COLOURS[1], alpha=0.25, linewidth=0)
-    return _over_time(axes, label, {} if level is None else {"limit": level}, bytes_per_s=bytes_per_s)
+    return _over_time(axes, label, {} if level is None else {"limit": level})
 
 
-def bars(
-    values: Mapping[str, Mapping[str, float]], label: str, *, bytes_per_s: bool = False, volume: bool = False
-) -> str:
+def bars(values: Mapping[str, Mapping[str, float]], label: str) -> str:
     """Horizontal stacked bars: name -> part -> value."""
     axes = _axes(max(1.6, 0.34 * len(values) + 1.2))
     names = [_short(name) for name in values]
@@ -101,15 +109,14 @@ def bars(
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set_yticks(places, names)
     axes.invert_yaxis()
-    unit = "/s" if bytes_per_s else ""
-    axes.xaxis.set_major_formatter(lambda value, _: size(value) + unit if bytes_per_s or volume else f"{value:,.6g}")
+    axes.xaxis.set_major_formatter(lambda value, _: _figure(value, label))
     axes.set_xlabel(label)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     return _svg(axes, legend=len(parts) > 1)
 
 
-def _over_time(axes: Any, label: str, levels: Mapping[str, float], *, bytes_per_s: bool) -> str:
+def _over_time(axes: Any, label: str, levels: Mapping[str, float]) -> str:
     """The plot with horizontal lines, dates below and values from 0 on the left."""
     for name, value in levels.items():
         axes.axhline(value, color="#c1121f", linestyle="--", linewidth=1.1, label=_plain(name))
@@ -118,10 +125,14 @@ def _over_time(axes: Any, label: str, levels: Mapping[str, float], *, bytes_per_
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     axes.set_ylabel(label)
     axes.set_ylim(bottom=0)
-    if bytes_per_s:
-        axes.yaxis.set_major_formatter(lambda value, _: size(value) + "/s")
+    if label in SIZES:
+        axes.yaxis.set_major_formatter(lambda value, _: _figure(value, label))
     axes.grid(color="#dddddd", linewidth=0.6)
     return _svg(axes, legend=bool(axes.get_legend_handles_labels()[1]))
+
+
+def _figure(value: float, label: str) -> str:
+    return size(value) + SIZES[label] if label in SIZES else f"{value:,.6g}"
 
 
 def _short(name: str, most: int = 42) -> str:

@@ -26,8 +26,6 @@ SLACK_S = 3.0
 """Seconds of usage that may be in a window beyond its length: of its edges, of rounding, of a clock's adjustment."""
 MAX_LOOKS = 64
 """Intervals within the reach of one window; with more, examining each takes longer than it saves."""
-ROWS = "gid bigint, rule int, limits array<double>, start_ms bigint, duration_s double, amount double"
-"""Input: one row per group, with its rule and its limits, and one per interval, where these two are null."""
 RESULT = (
     "gid bigint, place int, seconds_over bigint, longest_ms bigint, extreme double, seconds_seen double, peak double"
 )
@@ -260,7 +258,8 @@ def _seconds(found: Intervals) -> Iterator[tuple[int, int, float]]:
 
 
 def folded(rules: Sequence[Rule]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function over all rows (:data:`ROWS`) of some groups, in any order."""
+    """A function over all rows of some groups, in any order: one row per group (`gid`) with its `rule` (its place in
+    `rules`) and its `limits`, and one per interval (`start_ms`, `duration_s`, `amount`), where these two are null."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         every = list(batches)

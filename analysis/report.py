@@ -10,13 +10,16 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, HOUR_S, cluster, moment, some_rows, sums
+from analysis.columns import CLIENT, HOUR_S, cluster, some_rows, sums
 from analysis.files import kept, write_csv
 from analysis.intake import Intake
+from analysis.kinds import of_sidecars, promised
 from analysis.owners import Owners
 from analysis.rollups import STEPS, coarser, of_records, step_for
 
 TEAM = "team"
+Tables = Mapping[str, DataFrame]
+"""A report's tables as they were written, by name."""
 LEAST_S = 0.001
 """No rate is over less, whatever records say."""
 
@@ -46,6 +49,11 @@ class Context:
             .groupBy(*CLIENT)
             .agg(F.max("library").alias("library"))
         )
+
+    def promised(self) -> DataFrame:
+        """The limits in force in the last hour, added up (:func:`analysis.kinds.promised`)."""
+        since_ms = self.intake.quality.last_ms - HOUR_S * 1000
+        return promised(self.kept(of_sidecars(self.records, since_ms), "promised"))
 
     def kept(self, frame: DataFrame, name: str) -> DataFrame:
         """Compute it now, once: it is used by several results."""
@@ -78,7 +86,9 @@ class Context:
         """Sums of these columns by `hour`, for plots, and how much of it the input covers (`hourly`: with `hour_s`)."""
         summed = hourly.groupBy("hour_s").agg(*sums(names))
         observed = self.observed_s(hourly, HOUR_S, "hour_s").alias("observed_seconds")
-        return Table(summed.select(moment("hour_s").alias("hour"), *names, observed), "Hours", ["hour"], shown=0)
+        return Table(
+            summed.select(F.timestamp_seconds("hour_s").alias("hour"), *names, observed), "Hours", ["hour"], shown=0
+        )
 
     def in_buckets(self, step_s: int, names: Sequence[str]) -> DataFrame:
         """One row per client and bucket (:mod:`analysis.rollups`), from the store's rollups if they suffice."""
@@ -93,7 +103,7 @@ class Context:
 class Table:
     """A result to be written. `order`: the order for people."""
 
-    frame: DataFrame | Callable[[Mapping[str, DataFrame]], DataFrame]
+    frame: DataFrame | Callable[[Tables], DataFrame]
     """Or a function of the previous tables, as they were written."""
     caption: str
     order: Sequence[Column | str] = ()
@@ -131,7 +141,7 @@ class Report:
     title: str
     question: str
     tables: Mapping[str, Table]
-    content: Callable[[Mapping[str, DataFrame]], Content]
+    content: Callable[[Tables], Content]
 
 
 def with_teams(report: Report, owners: Owners | None) -> Report:
@@ -157,15 +167,11 @@ def _with_team(table: Table, owners: Owners) -> Table:
 
 
 def _of_teams(name: str, table: Table) -> Table:
-    def sums(tables: Mapping[str, DataFrame]) -> DataFrame:
-        return (
-            tables[name]
-            .groupBy(TEAM, *table.per)
-            .agg(F.count("*").alias("rows"), *(F.sum(one).alias(one) for one in table.summed))
-        )
-
-    order: list[Column | str] = [*table.per, F.col(table.summed[0]).desc_nulls_last(), TEAM]
-    return Table(sums, f"Teams: sums of “{table.caption}”", order)
+    return Table(
+        lambda tables: tables[name].groupBy(TEAM, *table.per).agg(F.count("*").alias("rows"), *sums(table.summed)),
+        f"Teams: sums of “{table.caption}”",
+        [*table.per, F.desc(table.summed[0]), TEAM],
+    )
 
 
 def written(report: Report, directory: str) -> dict[str, DataFrame]:

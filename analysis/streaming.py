@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -21,36 +21,33 @@ from analysis.columns import CLIENT, cluster, sums
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import file_system
 from analysis.intake import parse
-from analysis.kinds import COUNTS, SECONDS, all_of
+from analysis.kinds import AMOUNTS, DELAYED, SECONDS
 from quota.entity import Kind
 from quota.record import IDENTITY
 
 LABEL = ["query"]
-
-
-_COUNTERS = """
-    batches: Completed batches.
-    input_rows: Rows read.
-    late_rows: Rows dropped because they came later than --delay.
-"""
-_GAUGES = """
-    last_batch_timestamp_seconds: Start of the last batch.
-    batch_seconds: Duration of the last batch.
-    input_rows_per_second: Arrival rate of rows in the last batch.
-    processed_rows_per_second: Processing rate of rows in the last batch.
-    lag_messages: Messages of the topic not read by the last batch.
-    state_rows: Record ids and unwritten minutes in Spark's state.
-    state_bytes: Memory of these rows.
-    watermark_timestamp_seconds: Minutes before this time are written.
-"""
-_Kind = TypeVar("_Kind", Counter, Gauge)
+_COUNTERS = {
+    "batches": "Completed batches.",
+    "input_rows": "Rows read.",
+    "late_rows": "Rows dropped because they came later than --delay.",
+}
+_GAUGES = {
+    "last_batch_timestamp_seconds": "Start of the last batch.",
+    "batch_seconds": "Duration of the last batch.",
+    "input_rows_per_second": "Arrival rate of rows in the last batch.",
+    "processed_rows_per_second": "Processing rate of rows in the last batch.",
+    "lag_messages": "Messages of the topic not read by the last batch.",
+    "state_rows": "Record ids and unwritten minutes in Spark's state.",
+    "state_bytes": "Memory of these rows.",
+    "watermark_timestamp_seconds": "Minutes before this time are written.",
+}
 MINUTE = "1 minute"
 DELAYED_S = 10.0
 """Delay of a client in a minute that causes an alert."""
 NEAR = 0.95
 """Fraction of a limit that causes an alert."""
 POLL_S = 0.5
-_SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests", "mutes", "mutes_ignored")
+_SUMS = (*AMOUNTS.values(), "requests", "mutes", "mutes_ignored")
 
 
 class StreamMetrics:
@@ -58,20 +55,16 @@ class StreamMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-
-        def made(kind: type[_Kind], rows: str) -> dict[str, _Kind]:
-            found = (row.strip().split(": ") for row in rows.strip().splitlines())
-            return {name: kind(f"kquota_stream_{name}", text, LABEL, registry=self.registry) for name, text in found}
-
-        self._counters = made(Counter, _COUNTERS)
-        self._gauges = made(Gauge, _GAUGES)
+        given: dict[str, Any] = {"labelnames": LABEL, "registry": self.registry}
+        self._counters = {name: Counter(f"kquota_stream_{name}", text, **given) for name, text in _COUNTERS.items()}
+        self._gauges = {name: Gauge(f"kquota_stream_{name}", text, **given) for name, text in _GAUGES.items()}
 
     def seen(self, query: str, progress: Mapping[str, Any]) -> None:
         """Process Spark's report on a batch (`StreamingQueryProgress`)."""
         state, watermark = progress["stateOperators"], progress.get("eventTime", {}).get("watermark")
         rows = {"batches": 1, "input_rows": progress["numInputRows"], "late_rows": late_rows(progress)}
-        for name, value in rows.items():
-            self._counters[name].labels(query).inc(value)
+        for name, number in rows.items():
+            self._counters[name].labels(query).inc(number)
         figures = {
             "last_batch_timestamp_seconds": _seconds(progress["timestamp"]),
             "batch_seconds": progress["durationMs"].get("triggerExecution", 0) / 1000,
@@ -213,14 +206,14 @@ def rollups(text: DataFrame, delay: str) -> DataFrame:
     arrived = F.least(middle, F.current_timestamp())
     records = parse(text).where("reason IS NULL").withColumns({"cluster_id": cluster(), "time": arrived})
     once = records.withWatermark("time", delay).dropDuplicatesWithinWatermark(list(IDENTITY))
-    peaks = [F.col(f"{kind.value}_group_utilisation_peak") for kind in Kind]
+    peaks = [f"{kind}_group_utilisation_peak" for kind in Kind]
     per_minute = once.groupBy(F.window("time", MINUTE).alias("window"), *CLIENT).agg(
         F.count("*").alias("records"),
         F.approx_count_distinct("instance").alias("sidecars"),
         *sums(_SUMS),
-        F.sum(all_of(COUNTS)).alias("delayed_requests"),
+        F.expr(f"sum({DELAYED['requests_delayed']}) AS delayed_requests"),
         *sums(SECONDS),
-        F.sum(all_of(SECONDS)).alias("delayed_seconds"),
+        F.expr(f"sum({DELAYED['delayed_seconds']}) AS delayed_seconds"),
         F.max(F.greatest(*peaks)).alias("utilisation_peak"),
     )
     minute = F.col("window.start")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, moment, some_rows
+from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, named, some_rows
 from analysis.kinds import exploded
-from analysis.report import Content, Context, Report, Table
+from analysis.report import Content, Context, Report, Table, Tables
 from analysis.words import several, size, span, who
 
 USES = {
@@ -41,45 +39,35 @@ def run(context: Context) -> Report:
     since_s = quality.last_ms // 1000 - round(recent_days * DAY_S)
     history_s = since_s - quality.first_ms / 1000
     rows = context.records.withColumn("hour_s", bucket(HOUR_S))
-    hourly = rows.groupBy(*CLIENT, "hour_s").agg(*(F.sum(name).cast("double").alias(name) for name in USES))
-    recent = F.col("hour_s") >= since_s
+    hourly = rows.groupBy(*CLIENT, "hour_s").agg(*named(**{name: f"double(sum({name}))" for name in USES}))
+    recent = f"hour_s >= {since_s}"
     sides = hourly.groupBy(*CLIENT).agg(
-        F.sum((~recent).cast("long")).alias("hours_before"),
-        F.sum(recent.cast("long")).alias("hours_recent"),
-        F.min(F.when(recent, F.col("hour_s"))).alias("first_s"),
-        *(F.max(F.when(recent, F.col(name))).alias(f"{name}_recent") for name in USES),
-        *(F.coalesce(F.max(F.when(~recent, F.col(name))), F.lit(0.0)).alias(f"{name}_before") for name in USES),
+        *named(hours_before=f"count_if(NOT {recent})", hours_recent=f"count_if({recent})"),
+        F.expr(f"min(IF({recent}, hour_s, NULL)) AS first_s"),
+        *(F.expr(f"max(IF({recent}, {name}, NULL)) AS {name}_recent") for name in USES),
+        *(F.expr(f"coalesce(max(IF({recent}, NULL, {name})), 0) AS {name}_before") for name in USES),
     )
     sides = context.kept(sides.where("hours_recent > 0"), "sides")
-    uses = exploded(
-        sides,
-        (*CLIENT, "hours_before", "first_s"),
-        (
-            [
-                F.lit(name).alias("use"),
-                F.col(f"{name}_recent").alias("highest_hour"),
-                F.col(f"{name}_before").alias("highest_hour_before"),
-                F.lit(LITTLE.get(name, LITTLE_ELSE)).alias("little"),
-            ]
-            for name in USES
-        ),
-    ).where("highest_hour > 0")
+    each = [
+        {
+            "use": f"'{name}'",
+            "highest_hour": f"{name}_recent",
+            "highest_hour_before": f"{name}_before",
+            "little": f"double({LITTLE.get(name, LITTLE_ELSE)})",
+        }
+        for name in USES
+    ]
+    uses = exploded(sides, (*CLIENT, "hours_before", "first_s"), each).where("highest_hour > 0")
     new, first_use, more = NEWS
-    far_more = F.col("highest_hour") > F.greatest(F.col("highest_hour_before") * MUCH, "little")
-    kind = (
-        F.when(F.col("hours_before") == 0, new).when(F.col("highest_hour_before") <= 0, first_use).when(far_more, more)
+    anomaly = (
+        F.when(F.col("hours_before") == 0, new)
+        .when(F.col("highest_hour_before") <= 0, first_use)
+        .when(F.expr(f"highest_hour > greatest(highest_hour_before * {MUCH:e}, little)"), more)
     )
-    found = uses.withColumn("anomaly", kind).where(F.col("anomaly").isNotNull() & F.lit(history_s >= HOUR_S))
-    found = found.select(
-        "anomaly",
-        *CLIENT,
-        "use",
-        "highest_hour",
-        "highest_hour_before",
-        "hours_before",
-        moment("first_s").alias("first_seen_recently"),
-    )
-    order: list[Column | str] = [F.col("anomaly").desc(), F.col("highest_hour").desc(), *CLIENT, "use"]
+    found = uses.withColumn("anomaly", anomaly).where(F.col("anomaly").isNotNull() & F.lit(history_s >= HOUR_S))
+    amounts = ("use", "highest_hour", "highest_hour_before", "hours_before")
+    found = found.selectExpr("anomaly", *CLIENT, *amounts, "timestamp_seconds(first_s) AS first_seen_recently")
+    order: list[Column | str] = [F.desc("anomaly"), F.desc("highest_hour"), *CLIENT, "use"]
     return Report(
         "Anomalies",
         f"Which usage of the last {span(recent_days * DAY_S)} is new, or far above its earlier maximum?",
@@ -88,7 +76,7 @@ def run(context: Context) -> Report:
     )
 
 
-def _content(tables: Mapping[str, DataFrame], whole_s: float, history_s: float) -> Content:
+def _content(tables: Tables, whole_s: float, history_s: float) -> Content:
     if history_s < HOUR_S:
         return Content([f"Only {span(whole_s)} of records: nothing earlier to compare with."])
     found = tables["anomalies"]
@@ -96,9 +84,7 @@ def _content(tables: Mapping[str, DataFrame], whole_s: float, history_s: float) 
     for name, predicate in NEWS.items():
         mine = found.where(F.col("anomaly") == name)
         clients = mine.select(*CLIENT).distinct().count()
-        first = some_rows(mine.orderBy(F.col("highest_hour").desc(), *CLIENT), 1)
-        if first:
-            row = first[0]
+        for row in some_rows(mine.orderBy(F.desc("highest_hour"), *CLIENT), 1):
             findings.append(f"{several(clients, 'client')} {predicate}; the largest, {who(row)}: {_amount(row)}.")
     if not findings:
         findings = ["No client used anything for the first time, or far more than before."]

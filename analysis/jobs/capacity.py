@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import reduce
 from operator import or_
 from typing import Any
 
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import DAY_S, HOUR_S, bucket, moment, ratio, some_rows, sums
+from analysis.columns import DAY_S, bucket, named, some_rows, sums
 from analysis.intake import Quality
-from analysis.kinds import BYTE_KINDS, MEASURES, OF_PROMISES, by_kind, of_kind, of_sidecars, promised
-from analysis.report import Content, Context, Plot, Report, Table
+from analysis.kinds import BYTE_KINDS, BYTES, OF_PROMISES, by_kind, of_kind
+from analysis.report import Content, Context, Plot, Report, Table, Tables
 from analysis.words import several, share, size
 
-COLUMNS = (*(MEASURES[kind].column for kind in BYTE_KINDS), *OF_PROMISES)
+COLUMNS = (*BYTES, *OF_PROMISES)
 FEWEST_DAYS = 3
+_EACH = ("cluster_id", "kind")
+_RATES = {
+    "peak_bytes_per_s": "max(rate)",
+    "p99_bytes_per_s": "percentile_approx(rate, 0.99, 10000)",
+    "mean_bytes_per_s": "avg(rate)",
+}
+_LIMITS = ("limits", "fleet_limits", "sidecars", "limits_bytes_per_s", "capacity_bytes_per_s")
 
 
 def run(context: Context) -> Report:
@@ -26,80 +31,58 @@ def run(context: Context) -> Report:
     grain = context.grain_s
     rows = context.records.withColumn("bucket", bucket(grain))
     summed = rows.groupBy("cluster_id", "bucket").agg(
-        *sums(MEASURES[kind].column for kind in BYTE_KINDS),
-        F.min("start_ms").alias("first_ms"),
-        F.max("end_ms").alias("last_ms"),
+        *sums(BYTES), *named(first_ms="min(start_ms)", last_ms="max(end_ms)")
     )
     summed = context.kept(summed, "sums")
+    rate = (F.col("amount") / context.observed_s(summed, grain)).alias("rate")
     peaks = by_kind(summed, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}").select(
-        "cluster_id",
-        "kind",
-        "bucket",
-        (F.col("amount") / context.observed_s(summed, grain)).alias("rate"),
-        F.floor(F.col("bucket") / DAY_S).cast("long").alias("day"),
+        *_EACH, rate, F.expr(f"floor(bucket / {DAY_S}) AS day")
     )
-    measured = peaks.groupBy("cluster_id", "kind").agg(
-        F.max("rate").alias("peak_bytes_per_s"),
-        F.percentile_approx("rate", 0.99, 10_000).alias("p99_bytes_per_s"),
-        F.avg("rate").alias("mean_bytes_per_s"),
+    measured = peaks.groupBy(*_EACH).agg(*named(**_RATES))
+    days = peaks.groupBy(*_EACH, "day").agg(F.max("rate").alias("peak_bytes_per_s"))
+    first_day, last_day = context.intake.quality.whole_days
+    whole = f"IF(day BETWEEN {first_day} AND {last_day}, peak_bytes_per_s, NULL)"
+    trend = days.groupBy(*_EACH).agg(
+        *named(days=f"count({whole})", last_day="max(day)", fit_share=f"regr_r2({whole}, day)"),
+        *named(slope=f"regr_slope({whole}, day)", intercept=f"regr_intercept({whole}, day)"),
     )
-    days = peaks.groupBy("cluster_id", "kind", "day").agg(F.max("rate").alias("peak_bytes_per_s"))
-    whole = F.when(F.col("day").between(*context.intake.quality.whole_days), F.col("peak_bytes_per_s"))
-    trend = days.groupBy("cluster_id", "kind").agg(
-        F.count(whole).alias("days"),
-        F.regr_slope(whole, "day").alias("slope"),
-        F.regr_intercept(whole, "day").alias("intercept"),
-        F.regr_r2(whole, "day").alias("fit_share"),
-        F.max("day").alias("last_day"),
-    )
-    since_ms = context.intake.quality.last_ms - HOUR_S * 1000
-    limits = promised(context.kept(of_sidecars(rows, since_ms), "limits"))
-    capacity = of_kind(context.options.get("capacity") or {})
-    goal = F.coalesce(F.col("capacity_bytes_per_s"), F.col("limits_bytes_per_s"))
-    reached = (goal - F.col("intercept")) / F.col("slope") - F.col("last_day")
-    has_trend = (F.col("days") >= FEWEST_DAYS) & (F.col("slope") > 0)
+    goal = "coalesce(capacity_bytes_per_s, limits_bytes_per_s)"
     clusters = (
-        measured.join(trend, ["cluster_id", "kind"])
-        .join(limits, ["cluster_id", "kind"], "left")
-        .withColumn("capacity_bytes_per_s", capacity)
-        .select(
-            "cluster_id",
-            "kind",
-            "limits",
-            "fleet_limits",
-            "sidecars",
-            "limits_bytes_per_s",
-            "capacity_bytes_per_s",
-            ratio(F.col("limits_bytes_per_s"), F.col("capacity_bytes_per_s")).alias("oversubscription"),
-            "peak_bytes_per_s",
-            "p99_bytes_per_s",
-            "mean_bytes_per_s",
-            ratio(F.col("peak_bytes_per_s"), goal).alias("peak_of_goal_share"),
+        measured.join(trend, [*_EACH])
+        .join(context.promised(), [*_EACH], "left")
+        .withColumn("capacity_bytes_per_s", of_kind(context.options.get("capacity") or {}))
+        .selectExpr(
+            *_EACH,
+            *_LIMITS,
+            "limits_bytes_per_s / nullif(capacity_bytes_per_s, 0) AS oversubscription",
+            *_RATES,
+            f"peak_bytes_per_s / nullif({goal}, 0) AS peak_of_goal_share",
             "days",
-            F.when(F.col("days") >= FEWEST_DAYS, F.col("slope")).alias("growth_bytes_per_day_per_s"),
-            F.when(F.col("days") >= FEWEST_DAYS, F.col("fit_share")).alias("fit_share"),
-            F.when(has_trend, F.greatest(reached, F.lit(0.0))).alias("days_until_reached"),
+            f"IF(days >= {FEWEST_DAYS}, slope, NULL) AS growth_bytes_per_day_per_s",
+            f"IF(days >= {FEWEST_DAYS}, fit_share, NULL) AS fit_share",
+            f"IF(days >= {FEWEST_DAYS} AND slope > 0, greatest(({goal} - intercept) / slope - last_day, 0), NULL)"
+            " AS days_until_reached",
         )
     )
-    by_day = days.select("cluster_id", "kind", moment(F.col("day") * DAY_S).alias("day"), "peak_bytes_per_s")
+    by_day = days.selectExpr(*_EACH, f"timestamp_seconds(day * {DAY_S}) AS day", "peak_bytes_per_s")
     return Report(
         "Capacity",
         "What do the limits add up to, what is the peak usage, and when will it reach them?",
         {
-            "clusters": Table(clusters, "Clusters", ["cluster_id", "kind"]),
-            "days": Table(by_day, "Daily peaks", ["cluster_id", "kind", "day"], shown=0),
+            "clusters": Table(clusters, "Clusters", _EACH),
+            "days": Table(by_day, "Daily peaks", [*_EACH, "day"], shown=0),
         },
         lambda tables: _content(tables, context.intake.quality),
     )
 
 
-def _content(tables: Mapping[str, DataFrame], quality: Quality) -> Content:
+def _content(tables: Tables, quality: Quality) -> Content:
     rows = some_rows(tables["clusters"])
     findings = [text for row in rows[:8] for text in _findings(row)]
     # The first few clusters, each with all its days: more lines could not be distinguished.
     shown = {(row["cluster_id"], row["kind"]) for row in rows[:8]}
     few = reduce(or_, ((F.col("cluster_id") == name) & (F.col("kind") == kind) for name, kind in shown), F.lit(False))
-    days = some_rows(tables["days"].where(few).orderBy(F.col("day").desc()))
+    days = some_rows(tables["days"].where(few).orderBy(F.desc("day"), *_EACH))
     series: dict[str, list[Any]] = {}
     for row in days:
         series.setdefault(f"{row['cluster_id'] or 'cluster'} {row['kind']}", []).append(
@@ -112,7 +95,7 @@ def _content(tables: Mapping[str, DataFrame], quality: Quality) -> Content:
     }
     return Content(
         findings,
-        [Plot("Daily peaks", plots.steps(series, "bytes per second", DAY_S, quality, bytes_per_s=True, level=levels))],
+        [Plot("Daily peaks", plots.steps(series, "bytes per second", DAY_S, quality, levels))],
         notes=[
             "Limits are summed over groups and sidecars: each sidecar allows the whole limit. A limit with "
             "scope: fleet counts once. Limits seen in the last hour of the input count; shadow limits do not.",

@@ -2,83 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, Window
 from pyspark.sql import functions as F
 
-from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, moment, ratio, some_rows
-from analysis.kinds import MEASURES, exploded
-from analysis.report import Content, Context, Report, Table
+from analysis.columns import CLIENT, DAY_S, HOUR_S, bucket, named, some_rows
+from analysis.kinds import AMOUNTS, USED, by_kind
+from analysis.report import Content, Context, Report, Table, Tables
 from analysis.words import rate, several, share, who
 from quota.entity import Kind
 
 SEEN_S = DAY_S
 """Length of the periods before and after a change; of hours in which the client was active."""
-COLUMNS = tuple(
-    name
-    for kind in Kind
-    for name in (
-        MEASURES[kind].column,
-        f"{kind.value}_limit",
-        f"{kind.value}_fleet_limit",
-        f"throttle_{kind.value}_count",
-        f"throttle_{kind.value}_seconds",
-    )
+COLUMNS = (
+    *AMOUNTS.values(),
+    *(f"{kind}_{limit}" for kind in Kind for limit in ("limit", "fleet_limit")),
+    *(f"throttle_{kind}_{figure}" for kind in Kind for figure in ("count", "seconds")),
 )
+_SUMMED = ("seconds", "used", "rated", "throttled", "delayed")
 
 
 def run(context: Context) -> Report:
     """Per client, kind and hour; a change is where an hour has another limit than the client's previous hour."""
     rows = context.records.withColumn("hour_s", bucket(HOUR_S))
-    sums = [F.sum("duration_s").alias("seconds")]
+    sums = {"seconds": "sum(duration_s)"}
     # Of sidecars that share a limit, seconds at the same time count once.
-    once = F.least(F.sum("duration_s"), (F.max("end_ms") - F.min("start_ms")) / 1000)
+    once = "least(sum(duration_s), (max(end_ms) - min(start_ms)) / 1000)"
     for kind in Kind:
-        measure = MEASURES[kind]
-        sums += [
+        sums |= {
             # Shares of a fleet's limit move all the time; the limit that people set is the fleet's.
-            F.max(F.coalesce(f"{kind.value}_fleet_limit", f"{kind.value}_limit")).alias(f"{kind.value}_limit"),
-            F.sum(measure.rate(1.0)).alias(f"{kind.value}_used"),
-            F.when(F.max(f"{kind.value}_fleet_limit").isNotNull(), once)
-            .otherwise(F.sum("duration_s"))
-            .alias(f"{kind.value}_rated"),
-            F.sum(F.least(f"throttle_{kind.value}_seconds", "duration_s")).alias(f"{kind.value}_throttled"),
-            F.sum(f"throttle_{kind.value}_count").alias(f"{kind.value}_delayed"),
-        ]
-    hourly = context.kept(rows.groupBy(*CLIENT, "hour_s").agg(*sums), "hourly")
-    figures_of = ("limit", "used", "rated", "throttled", "delayed")
-    kinds = exploded(
-        hourly,
-        (*CLIENT, "hour_s", "seconds"),
-        (
-            [F.lit(kind.value).alias("kind"), *(F.col(f"{kind.value}_{name}").alias(name) for name in figures_of)]
-            for kind in Kind
-        ),
-    )
+            f"{kind}_limit": f"max(coalesce({kind}_fleet_limit, {kind}_limit))",
+            f"{kind}_used": f"sum(double({USED[kind]}))",
+            f"{kind}_rated": f"IF(max({kind}_fleet_limit) IS NULL, sum(duration_s), {once})",
+            f"{kind}_throttled": f"sum(least(throttle_{kind}_seconds, duration_s))",
+            f"{kind}_delayed": f"sum(throttle_{kind}_count)",
+        }
+    hourly = context.kept(rows.groupBy(*CLIENT, "hour_s").agg(*named(**sums)), "hourly")
+    figures = {name: f"{{kind}}_{name}" for name in ("limit", *_SUMMED[1:])}
+    kinds = by_kind(hourly, (*CLIENT, "hour_s", "seconds"), tuple(Kind), **figures)
     in_order = Window.partitionBy(*CLIENT, "kind").orderBy("hour_s")
     sides = {"before": in_order.rangeBetween(-SEEN_S, -HOUR_S), "after": in_order.rangeBetween(0, SEEN_S - HOUR_S)}
-    around = {
-        f"_{name}_{side}": F.sum(name).over(window)
-        for side, window in sides.items()
-        for name in ("seconds", "used", "rated", "throttled", "delayed")
-    }
+    around = {f"{name}_{side}": F.sum(name).over(window) for side, window in sides.items() for name in _SUMMED}
     changed = kinds.withColumns(
         {"_place": F.row_number().over(in_order), "limit_before": F.lag("limit").over(in_order), **around}
     ).where("_place > 1 AND NOT (limit <=> limit_before)")
-    figures = {
-        f"{name}_{side}": ratio(F.col(f"_{column}_{side}"), F.col(f"_{per}_{side}"))
-        for side in sides
-        for name, column, per in (("rate", "used", "rated"), ("throttled_share", "throttled", "seconds"))
-    }
-    figures |= {f"delayed_{side}": F.coalesce(f"_delayed_{side}", F.lit(0)) for side in sides}
-    found = changed.withColumns(figures).select(
+    found = changed.selectExpr(
         *CLIENT,
         "kind",
-        moment("hour_s").alias("since"),
+        "timestamp_seconds(hour_s) AS since",
         "limit_before",
-        F.col("limit").alias("limit_after"),
-        *(f"{name}_{side}" for name in ("rate", "throttled_share", "delayed") for side in sides),
+        "limit AS limit_after",
+        *(f"used_{side} / nullif(rated_{side}, 0) AS rate_{side}" for side in sides),
+        *(f"throttled_{side} / nullif(seconds_{side}, 0) AS throttled_share_{side}" for side in sides),
+        *(f"coalesce(delayed_{side}, 0) AS delayed_{side}" for side in sides),
     )
     largest = F.abs(F.col("throttled_share_after") - F.col("throttled_share_before")).desc_nulls_last()
     order: list[Column | str] = [largest, *CLIENT, "kind", "since"]
@@ -90,7 +65,7 @@ def run(context: Context) -> Report:
     )
 
 
-def _content(tables: Mapping[str, DataFrame]) -> Content:
+def _content(tables: Tables) -> Content:
     found = tables["changes"]
     number = found.count()
     if not number:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import HOUR_S, bucket, moment, only_row, some_rows, start_of, sums
-from analysis.kinds import BYTE_KINDS, OF_PROMISES, all_of, enforced
+from analysis.columns import HOUR_S, bucket, named, only_row, some_rows, sums
+from analysis.kinds import AMOUNTS, BYTE_KINDS, OF_PROMISES, enforced
 from analysis.owners import PriceModel
-from analysis.report import TEAM, Content, Context, Plot, Report, Table
+from analysis.report import TEAM, Content, Context, Plot, Report, Table, Tables
 from analysis.words import several, share
 
-_AMOUNTS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations")
+_AMOUNTS = tuple(AMOUNTS.values())
 COLUMNS = (*_AMOUNTS, *OF_PROMISES)
 _GB, _MB = 1e9, 1e6
 ITEMS = ("usage", "bursts", "idle_reservations")
+_BILLED = ("produce_bytes", "fetch_bytes", "burst_bytes", "request_seconds", "mutations")
 DIGITS = 6
 """Decimal places of the amounts of a bill."""
 
@@ -48,7 +47,7 @@ def run(context: Context) -> Report:
     ) / (_MB * HOUR_S)
     billed = hours.select(
         "payer",
-        moment("hour_s").alias("hour"),
+        F.timestamp_seconds("hour_s").alias("hour"),
         *_AMOUNTS,
         "burst_bytes",
         usage.alias("usage"),
@@ -56,26 +55,18 @@ def run(context: Context) -> Report:
         idle.alias("idle_reservations"),
     )
     billed = context.kept(billed, "billed")
+    # The total is of the rounded items, so that a line adds up.
     payers = (
         billed.groupBy("payer")
-        .agg(*sums((*ITEMS, *_AMOUNTS, "burst_bytes")))
+        .agg(*sums((*ITEMS, *_BILLED)))
         .withColumns({name: F.round(name, DIGITS) for name in ITEMS})
-        .select(
-            "payer",
-            F.round(all_of(ITEMS), DIGITS).alias("total"),  # of the rounded items, so that a line adds up
-            *ITEMS,
-            "produce_bytes",
-            "fetch_bytes",
-            "burst_bytes",
-            "request_seconds",
-            "mutations",
-        )
+        .selectExpr("payer", f"round({' + '.join(ITEMS)}, {DIGITS}) AS total", *ITEMS, *_BILLED)
     )
     return Report(
         "Chargeback",
         f"What does every {model.payer} owe, in {model.currency}?",
         {
-            "bill": Table(payers, f"The bill, in {model.currency}", [F.col("total").desc(), "payer"]),
+            "bill": Table(payers, f"The bill, in {model.currency}", [F.desc("total"), "payer"]),
             "hours": Table(billed, "The bill, hour by hour", ["hour", "payer"], shown=0),
         },
         lambda tables: _content(tables, model, grain),
@@ -84,16 +75,12 @@ def run(context: Context) -> Report:
 
 def _used(rows: DataFrame, model: PriceModel, seconds: Column, hour_seconds: Column) -> DataFrame:
     """Per payer and hour; bytes above `burst_above` times the hour's mean rate (silent buckets included) separately."""
-    buckets = rows.groupBy("payer", start_of(F.col("bucket"), HOUR_S).alias("hour_s"), "bucket").agg(*sums(_AMOUNTS))
+    buckets = rows.groupBy("payer", "hour_s", "bucket").agg(*sums(_AMOUNTS))
     moved = F.col("produce_bytes") + F.col("fetch_bytes")
     whole_hour = Window.partitionBy("payer", "hour_s")  # at most 3600 / grain rows each
     usual = F.sum(moved).over(whole_hour) / hour_seconds * seconds
     over = F.greatest(moved - usual * model.burst_above, F.lit(0.0))
-    return (
-        buckets.withColumn("over", over)
-        .groupBy("payer", "hour_s")
-        .agg(*sums(_AMOUNTS), F.sum("over").alias("burst_bytes"))
-    )
+    return buckets.withColumn("burst_bytes", over).groupBy("payer", "hour_s").agg(*sums((*_AMOUNTS, "burst_bytes")))
 
 
 def _idle(rows: DataFrame) -> DataFrame:
@@ -103,13 +90,11 @@ def _idle(rows: DataFrame) -> DataFrame:
     left = F.max("limit").over(group) * F.max("duration_s").over(group) - F.sum("used").over(group)
     idle = F.greatest(left, F.lit(0.0)) / F.count("*").over(group)
     shares = kinds.select("hour_s", "kind", "payer", idle.alias("idle"))
-    of_kinds = {kind: F.when(F.col("kind") == kind.value, F.col("idle")).otherwise(0.0) for kind in BYTE_KINDS}
-    return shares.groupBy("payer", "hour_s").agg(
-        *(F.sum(each).alias(f"idle_{kind.value}_byte_seconds") for kind, each in of_kinds.items())
-    )
+    each = {f"idle_{kind}_byte_seconds": f"sum(IF(kind = '{kind}', idle, 0))" for kind in BYTE_KINDS}
+    return shares.groupBy("payer", "hour_s").agg(*named(**each))
 
 
-def _content(tables: Mapping[str, DataFrame], model: PriceModel, grain: int) -> Content:
+def _content(tables: Tables, model: PriceModel, grain: int) -> Content:
     total = only_row(tables["bill"].agg(F.count("*").alias("payers"), *sums(("total", *ITEMS))))
     top = some_rows(tables["bill"], 12)
     sum_ = total["total"] or 0.0

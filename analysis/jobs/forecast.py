@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import DAY_S, HOUR_S, moment, only_row, place_in, ratio, some_rows, sums
-from analysis.kinds import (
-    BYTE_KINDS,
-    GROUP,
-    LIMITS,
-    MEASURES,
-    OF_PROMISES,
-    OF_USE,
-    by_group,
-    by_kind,
-    of_kind,
-    of_sidecars,
-    promised,
-)
-from analysis.report import Content, Context, Plot, Report, Table
+from analysis.columns import DAY_S, merged, named, only_row, place_in, some_rows, sums
+from analysis.kinds import AMOUNTS, BYTE_KINDS, BYTES, GROUP, LIMITS, OF_PROMISES, OF_USE, by_group, by_kind, of_kind
+from analysis.report import Content, Context, Plot, Report, Table, Tables
 from analysis.session import ship_code
 from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, WEEK, forecasts
 from analysis.words import group_name, rate, several, share
-from quota.entity import Kind
 from quota.record import UNITS
 
-COLUMNS = (*(MEASURES[kind].column for kind in Kind), *dict.fromkeys((*OF_USE, *OF_PROMISES)))
+COLUMNS = (*AMOUNTS.values(), *dict.fromkeys((*OF_USE, *OF_PROMISES)))
 ROLLED = True
 NEARLY = 0.95
 """A limit used to this fraction in the last week has been reached: its clients are throttled and use no more."""
@@ -44,41 +30,33 @@ WHOLE = "cluster"
 def run(context: Context) -> Report:
     """Option `horizon_days`: days to forecast. Option `capacity`: kind -> bytes/s that the clusters can really do."""
     horizon: int = context.options.get("horizon_days", 90)
-    quality = context.intake.quality
-    first_day, last_day = quality.whole_days
+    first_day, last_day = context.intake.quality.whole_days
     grain = context.grain_s
-    amounts = tuple(MEASURES[kind].column for kind in Kind)
-    buckets = context.kept(context.in_buckets(grain, (*amounts, *LIMITS)), "buckets")
-    rows = context.records
-    limits = promised(context.kept(of_sidecars(rows, quality.last_ms - HOUR_S * 1000), "promised"))
-    used = by_group(buckets, F.lit(float(grain))).unionByName(_of_clusters(buckets, limits, grain, context.options))
-    day = F.floor(F.col("bucket") / DAY_S).cast("long")
+    buckets = context.kept(context.in_buckets(grain, (*AMOUNTS.values(), *LIMITS)), "buckets")
+    used = by_group(buckets, F.lit(float(grain))).unionByName(_of_clusters(context, buckets))
     peaks = (
-        used.withColumn("day", day)
-        .where(F.col("day").between(first_day, last_day))
+        used.withColumn("day", F.expr(f"floor(bucket / {DAY_S})"))
+        .where(f"day BETWEEN {first_day} AND {last_day}")
         .groupBy(*NAMES, "day")
-        .agg(F.max("rate").alias("peak"), F.max_by("limit", "bucket").alias("limit"))
+        .agg(*named(peak="max(rate)", limit="max_by(limit, bucket)"))
         .where("peak IS NOT NULL")
     )
     peaks = context.kept(peaks, "peaks")
     series = peaks.groupBy(*NAMES).agg(
-        F.max_by("limit", "day").alias("limit"),
-        F.max(F.when(F.col("day") > last_day - WEEK, F.col("peak"))).alias("peak_last_week"),
-        (F.lit(last_day + 1) - F.min("day")).alias("days"),
-        F.collect_list("day").alias("_days"),
-        F.collect_list("peak").alias("_peaks"),
+        *named(limit="max_by(limit, day)", days=f"{last_day + 1} - min(day)"),
+        F.expr(f"max(IF(day > {last_day - WEEK}, peak, NULL)) AS peak_last_week"),
+        *named(_days="collect_list(day)", _peaks="collect_list(peak)"),
     )
     series = context.kept(series.withColumn("series", F.monotonically_increasing_id()), "series")
     ahead = context.kept(_ahead(series, last_day, horizon), "ahead")
-    found = _judged(series, ahead, last_day)
+    found = _judged(series, ahead)
     pressing = place_in("state", STATES)
-    order: list[Column | str] = [pressing, F.col("expected_on").asc_nulls_last(), F.col("used_share").desc()]
+    order: list[Column | str] = [pressing, F.asc_nulls_last("expected_on"), F.desc("used_share")]
     left_out = ("growth_per_day", "held_out_days")
     of_cluster = F.col("scope") == WHOLE
-    days = peaks.select(*NAMES, moment(F.col("day") * DAY_S).alias("day"), F.col("peak").alias("rate"))
-    foreseen = ahead.join(series.select("series", *NAMES), "series").select(
-        *NAMES, moment(F.col("day") * DAY_S).alias("day"), "mean", "low", "high"
-    )
+    day = f"timestamp_seconds(day * {DAY_S}) AS day"
+    days = peaks.selectExpr(*NAMES, day, "peak AS rate")
+    foreseen = ahead.join(series, "series").selectExpr(*NAMES, day, "mean", "low", "high")
     return Report(
         "Forecast",
         f"When will each limit and each cluster's capacity be reached, within the next {horizon} days?",
@@ -97,22 +75,18 @@ def run(context: Context) -> Report:
     )  # fmt: skip
 
 
-def _of_clusters(buckets: DataFrame, limits: DataFrame, grain: int, options: Mapping[str, Any]) -> DataFrame:
+def _of_clusters(context: Context, buckets: DataFrame) -> DataFrame:
     """What all clients of a cluster used together, towards its capacity, or else the sum of its limits in force."""
-    summed = buckets.groupBy("cluster_id", "bucket").agg(*sums(MEASURES[kind].column for kind in BYTE_KINDS))
-    each = by_kind(summed, ["cluster_id", "bucket"], BYTE_KINDS, amount="{column}").withColumn(
-        "rate", F.col("amount") / grain
-    )
-    capacity = of_kind(options.get("capacity") or {}, F.col("limits_bytes_per_s"))
-    no_name = F.lit(None).cast("string")
+    summed = buckets.groupBy("cluster_id", "bucket").agg(*sums(BYTES))
+    each = by_kind(summed, ["cluster_id", "bucket"], BYTE_KINDS, rate=f"{{column}} / {context.grain_s}")
+    limits = context.promised().select("cluster_id", "kind", "limits_bytes_per_s")
+    capacity = of_kind(context.options.get("capacity") or {}, "limits_bytes_per_s")
     return (
-        each.join(limits.select("cluster_id", "kind", "limits_bytes_per_s"), ["cluster_id", "kind"], "left")
-        .withColumn("limit", capacity)
-        .select(
-            "cluster_id", "kind", no_name.alias("group_user"), no_name.alias("group_client"),
-            F.lit(WHOLE).alias("scope"), "bucket", "limit", "rate", ratio(F.col("rate"), capacity).alias("used_share"),
-        )
-    )  # fmt: skip
+        each.join(limits, ["cluster_id", "kind"], "left")
+        .withColumns({"limit": capacity, "scope": F.lit(WHOLE)})
+        .withColumns({name: F.lit(None).cast("string") for name in ("group_user", "group_client")})
+        .selectExpr(*NAMES, "bucket", "limit", "rate", "rate / nullif(limit, 0) AS used_share")
+    )
 
 
 def _ahead(series: DataFrame, last_day: int, horizon: int) -> DataFrame:
@@ -123,42 +97,33 @@ def _ahead(series: DataFrame, last_day: int, horizon: int) -> DataFrame:
     return rows.repartition(tasks, "series").mapInArrow(forecasts(last_day, horizon), RESULT)
 
 
-def _judged(series: DataFrame, ahead: DataFrame, last_day: int) -> DataFrame:
+def _judged(series: DataFrame, ahead: DataFrame) -> DataFrame:
     """One row per series: whether and when its limit will be reached, and how good such a forecast has been."""
     over = {"expected_on": "mean", "earliest": "high", "latest": "low"}
-    limits = series.select("series", "limit")
-    sums = (
-        ahead.join(limits, "series")
-        .groupBy("series")
-        .agg(
-            *(F.min(F.when(F.col(name) >= F.col("limit"), F.col("day"))).alias(day) for day, name in over.items()),
-            F.max("growth").alias("growth_per_day"),
-            F.max("held_out").alias("held_out_days"),
-            F.max("error_share").alias("error_share"),
-            F.max("covered_share").alias("covered_share"),
-        )
+    dates = {date: f"min(IF({name} >= limit, day, NULL))" for date, name in over.items()}
+    sums = ahead.join(series.select("series", "limit"), "series")
+    sums = sums.groupBy("series").agg(
+        *named(**dates, growth_per_day="max(growth)", held_out_days="max(held_out)"),
+        *merged(max=["error_share", "covered_share"]),
     )
-    used = ratio(F.col("peak_last_week"), F.col("limit"))
     state = (
         F.when(F.col("limit").isNull(), "no limit")
-        .when(used >= NEARLY, "reached")
+        .when(F.col("used_share") >= NEARLY, "reached")
         .when(F.col("growth_per_day").isNull(), "not known")
         .when(F.col("expected_on").isNotNull(), "expected")
         .when(F.col("earliest").isNotNull(), "possible")
         .otherwise("not expected")
     )
-    found = series.join(sums, "series", "left").withColumns({"used_share": used, "state": state})
-    dates = [
-        F.when(F.col("state").isin("expected", "possible"), F.date_from_unix_date(F.col(name).cast("int"))).alias(name)
-        for name in over
-    ]
-    return found.select(
-        *NAMES, "limit", "peak_last_week", "used_share", "state", *dates, "growth_per_day", "days",
+    used = F.expr("peak_last_week / nullif(limit, 0)")
+    found = series.join(sums, "series", "left").withColumn("used_share", used).withColumn("state", state)
+    date = "IF(state IN ('expected', 'possible'), date_from_unix_date(int({0})), NULL) AS {0}"
+    return found.selectExpr(
+        *NAMES, "limit", "peak_last_week", "used_share", "state", *map(date.format, over), "growth_per_day", "days",
         "held_out_days", "error_share", "covered_share",
     )  # fmt: skip
 
 
-def _content(tables: Mapping[str, DataFrame], horizon: int) -> Content:
+def _content(tables: Tables, horizon: int) -> Content:
     clusters, limits = some_rows(tables["clusters"], 12), tables["limits"]
     counts = {row["state"]: row["count"] for row in some_rows(limits.groupBy("state").count())}
     findings = [text for row in clusters if (text := _sentence(row))]
@@ -229,7 +194,7 @@ def _name(row: Any) -> str:
     return group_name(row["group_user"], row["group_client"])
 
 
-def _picture(tables: Mapping[str, DataFrame], row: Any) -> Plot:
+def _picture(tables: Tables, row: Any) -> Plot:
     names = {name: row[name] for name in NAMES if name in row}
     if "scope" not in row:
         names |= {"scope": WHOLE, "group_user": None, "group_client": None}
@@ -241,7 +206,6 @@ def _picture(tables: Mapping[str, DataFrame], row: Any) -> Plot:
         (one["day"], one["mean"], one["low"], one["high"])
         for one in some_rows(tables["ahead"].where(mine).orderBy("day"))
     ]
-    bytes_per_s = Kind(row["kind"]) in BYTE_KINDS
-    label = "bytes per second" if bytes_per_s else UNITS[row["kind"]]
-    svg = plots.outlook(seen, ahead, label, bytes_per_s=bytes_per_s, level=row["limit"])
+    label = "bytes per second" if row["kind"] in BYTE_KINDS else UNITS[row["kind"]]
+    svg = plots.outlook(seen, ahead, label, row["limit"])
     return Plot(f"{_name(row)}, {row['kind']}: daily peaks and forecast", svg)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, bucket, ratio, some_rows
-from analysis.report import Content, Context, Plot, Report, Table
+from analysis.columns import CLIENT, bucket, named, some_rows
+from analysis.report import Content, Context, Plot, Report, Table, Tables
 from analysis.words import several, who
 
 COLUMNS = ("produce_bytes", "fetch_bytes", "request_seconds", "requests")
@@ -23,47 +20,35 @@ def run(context: Context) -> Report:
     grain = context.grain_s
     rows = context.records.withColumn("bucket", bucket(grain))
     mine = rows.groupBy(*CLIENT, "bucket").agg(
-        F.sum(F.col("produce_bytes") + F.col("fetch_bytes")).alias("bytes"),
-        F.sum("request_seconds").alias("busy"),
-        F.sum("requests").alias("requests"),
+        *named(bytes="sum(produce_bytes + fetch_bytes)", busy="sum(request_seconds)", requests="sum(requests)")
     )
     mine = context.kept(mine, "mine")
     all_clients = mine.groupBy("cluster_id", "bucket").agg(
-        F.sum("busy").alias("all_busy"), F.sum("requests").alias("all_requests"), F.sum("bytes").alias("all_bytes")
+        *named(all_busy="sum(busy)", all_requests="sum(requests)", all_bytes="sum(bytes)")
     )
     usual = mine.groupBy(*CLIENT).agg(F.percentile_approx("bytes", BURST_PERCENTILE, 10_000).alias("burst_above"))
-    others_ms = ratio((F.col("all_busy") - F.col("busy")) * 1000, F.col("all_requests") - F.col("requests"))
+    others_ms = F.expr("(all_busy - busy) * 1000 / nullif(all_requests - requests, 0)")
     others = (
         mine.join(all_clients, ["cluster_id", "bucket"])
         .join(usual, [*CLIENT])
-        .withColumns({"others_ms": others_ms, "burst": F.col("bytes") > F.col("burst_above")})
-        .where(F.col("others_ms").isNotNull())
+        .withColumns({"others_ms": others_ms, "burst": F.expr("bytes > burst_above")})
+        .where("others_ms IS NOT NULL")
     )
-    in_burst = F.avg(F.when(F.col("burst"), F.col("others_ms")))
-    else_ = F.avg(F.when(~F.col("burst"), F.col("others_ms")))
-    constant = (F.min("bytes") == F.max("bytes")) | (F.min("others_ms") == F.max("others_ms"))
-    spread = F.stddev_pop("bytes") * F.stddev_pop("others_ms")
+    # corr() itself fails if one of the two never changes: there is no correlation then.
+    constant = "min(bytes) = max(bytes) OR min(others_ms) = max(others_ms)"
+    spread = "stddev_pop(bytes) * stddev_pop(others_ms)"
     measured = others.groupBy(*CLIENT).agg(
-        F.count("*").alias("buckets"),
-        F.sum(F.col("burst").cast("long")).alias("bursts"),
-        in_burst.alias("others_ms_in_bursts"),
-        else_.alias("others_ms_otherwise"),
-        # corr() itself fails if one of the two never changes: there is no correlation then.
-        F.when(~constant, ratio(F.covar_pop("bytes", "others_ms"), spread)).alias("correlation"),
-        ratio(F.sum("bytes"), F.sum("all_bytes")).alias("bytes_share"),
+        *named(buckets="count(*)", bursts="count_if(burst)"),
+        F.expr("avg(IF(burst, others_ms, NULL)) AS others_ms_in_bursts"),
+        F.expr("avg(IF(burst, NULL, others_ms)) AS others_ms_otherwise"),
+        F.expr(f"IF({constant}, NULL, covar_pop(bytes, others_ms) / nullif({spread}, 0)) AS correlation"),
+        F.expr("sum(bytes) / nullif(sum(all_bytes), 0) AS bytes_share"),
     )
-    lift = ratio(F.col("others_ms_in_bursts"), F.col("others_ms_otherwise")).alias("lift")
-    neighbours = measured.where(F.col("buckets") >= FEWEST_BUCKETS).select(
-        *CLIENT,
-        lift,
-        "correlation",
-        "others_ms_in_bursts",
-        "others_ms_otherwise",
-        "bursts",
-        "buckets",
-        "bytes_share",
-        ((lift >= NOTABLE_LIFT) & (F.col("correlation") >= NOTABLE_CORRELATION)).alias("notable"),
-    )
+    lift = F.expr("others_ms_in_bursts / nullif(others_ms_otherwise, 0)")
+    figures = ("lift", "correlation", "others_ms_in_bursts", "others_ms_otherwise", "bursts", "buckets", "bytes_share")
+    notable = f"lift >= {NOTABLE_LIFT} AND correlation >= {NOTABLE_CORRELATION} AS notable"
+    neighbours = measured.where(f"buckets >= {FEWEST_BUCKETS}").withColumn("lift", lift)
+    neighbours = neighbours.selectExpr(*CLIENT, *figures, notable)
     return Report(
         "Noisy neighbours",
         "Which clients' bursts coincide with slower requests of other clients?",
@@ -71,16 +56,16 @@ def run(context: Context) -> Report:
             "neighbours": Table(
                 neighbours,
                 "Clients by broker time of others during their bursts",
-                [F.col("lift").desc_nulls_last(), *CLIENT],
+                [F.desc("lift"), *CLIENT],
             )
         },
         lambda tables: _content(tables, grain),
     )
 
 
-def _content(tables: Mapping[str, DataFrame], grain: int) -> Content:
+def _content(tables: Tables, grain: int) -> Content:
     frame = tables["neighbours"]
-    notable = some_rows(frame.where("notable").orderBy(F.col("lift").desc(), *CLIENT), 5)
+    notable = some_rows(frame.where("notable").orderBy(F.desc("lift"), *CLIENT), 5)
     judged = frame.count()
     if not judged:
         findings = [f"No client shared {FEWEST_BUCKETS} time buckets with others: too few to compare."]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import yaml
@@ -14,9 +12,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, DAY_S, HOUR_S, MAX_ROWS, bucket, grain_for, moment, some_rows, start_of
-from analysis.kinds import MEASURES, by_kind, of_kind
-from analysis.report import Content, Context, Plot, Report, Table
+from analysis.columns import CLIENT, DAY_S, HOUR_S, MAX_ROWS, bucket, grain_for, named, some_rows, start_of
+from analysis.kinds import AMOUNTS, USED, by_kind, of_kind
+from analysis.report import Content, Context, Plot, Report, Table, Tables
 from analysis.words import rate, several, span, who
 from config.visible import has_control
 from quota.entity import Kind
@@ -25,9 +23,9 @@ from quota.table import RATE_FIELD
 
 KINDS = (Kind.PRODUCE, Kind.FETCH, Kind.REQUEST)
 COLUMNS = (
-    *(MEASURES[kind].column for kind in KINDS),
-    *(f"{kind.value}_{name}" for kind in KINDS for name in ("rate_p95", "limit", "fleet_limit")),
-    *(f"throttle_{kind.value}_seconds" for kind in KINDS),
+    *(AMOUNTS[kind] for kind in KINDS),
+    *(f"{kind}_{name}" for kind in KINDS for name in ("rate_p95", "limit", "fleet_limit")),
+    *(f"throttle_{kind}_seconds" for kind in KINDS),
 )
 NEED_PERCENTILE = 0.99
 LEAST = {Kind.PRODUCE: 1000.0, Kind.FETCH: 1000.0, Kind.REQUEST: 1.0}
@@ -52,7 +50,7 @@ def run(context: Context) -> Report:
         bucket(HOUR_S).alias("hour_s"),
         "end_ms",
         F.lit(False).alias("of_fleet"),
-        *(column for kind in KINDS for column in _of_a_record(kind)),
+        *_per_kind(_OF_A_RECORD),
     )
     whole = _of_the_fleet(context, rows)
     # Days first, so that a client with many sidecars is not one long list on one machine; and all kinds in one row, as
@@ -60,64 +58,39 @@ def run(context: Context) -> Report:
     days = (
         alone.unionByName(whole)
         .groupBy(*CLIENT, "of_fleet", "hour_s")
-        .agg(F.max("end_ms").alias("end_ms"), *(column for kind in KINDS for column in _of_a_day(kind)))
+        .agg(F.max("end_ms").alias("end_ms"), *_per_kind(_OF_A_DAY))
+        .withColumn("when", F.timestamp_seconds("hour_s"))
+        .withColumns({"weekend": F.dayofweek("when").isin(1, 7), "hour": F.hour("when")})
     )
-    when = moment("hour_s")
+    figures = {name: f"{name}_{{kind}}" for name in _OF_A_DAY}
     slots = (
-        by_kind(
-            days,
-            [*CLIENT, "of_fleet", "hour_s", "end_ms"],
-            KINDS,
-            records="records_{kind}",
-            need="need_{kind}",
-            held="held_{kind}",
-            current="current_{kind}",
-        )
+        by_kind(days, [*CLIENT, "of_fleet", "weekend", "hour", "hour_s", "end_ms"], KINDS, **figures)
         .where("records > 0")
-        .groupBy(*CLIENT, "kind", "of_fleet", F.dayofweek(when).isin(1, 7).alias("weekend"), F.hour(when).alias("hour"))
-        .agg(
-            F.max("need").alias("need"),
-            F.sum("records").cast("long").alias("records"),
-            F.sum("held").alias("held"),
-            F.max_by("current", "end_ms").alias("current"),
-            F.max("end_ms").alias("end_ms"),
-            F.min("hour_s").alias("first_s"),
-            F.max("hour_s").alias("last_s"),
-        )
+        .groupBy(*CLIENT, "kind", "of_fleet", "weekend", "hour")
+        .agg(*named(**_LATEST, records="sum(records)", held="sum(held)", first_s="min(hour_s)", last_s="max(hour_s)"))
     )
     clients = slots.groupBy(*CLIENT, "kind", "of_fleet").agg(
-        F.max("need").alias("need"),
-        F.max_by("hour", "need").alias("busiest_hour"),
-        F.max_by("weekend", "need").alias("busiest_on_weekends"),
-        F.sum("records").alias("records"),
-        F.sum("held").alias("delayed_seconds"),
-        F.max_by("current", "end_ms").alias("current"),
-        (F.floor(F.max("last_s") / DAY_S) - F.floor(F.min("first_s") / DAY_S) + 1).alias("days"),
-        F.max("end_ms").alias("end_ms"),
+        *named(**_LATEST, busiest_hour="max_by(hour, need)", busiest_on_weekends="max_by(weekend, need)"),
+        *named(records="sum(records)", delayed_seconds="sum(held)"),
+        F.expr(f"floor(max(last_s) / {DAY_S}) - floor(min(first_s) / {DAY_S}) + 1 AS days"),
     )
     # If a limit has become the fleet's, or has ceased to be, its current scope counts.
-    now = Window.partitionBy(*CLIENT, "kind").orderBy(F.col("end_ms").desc(), F.col("of_fleet").desc())
+    now = Window.partitionBy(*CLIENT, "kind").orderBy(F.desc("end_ms"), F.desc("of_fleet"))
     clients = clients.withColumn("_place", F.row_number().over(now)).where("_place = 1")
     # A delayed client would have used more: the measurement is then the limit, not the need.
-    wanted = F.greatest(F.col("need"), F.when(F.col("delayed_seconds") > 0, F.col("current")))
+    wanted = F.expr("greatest(need, IF(delayed_seconds > 0, current, NULL))")
     advice = clients.withColumn("recommended", F.greatest(_round_up(wanted * (1 + headroom)), of_kind(LEAST)))
-    close = F.abs(F.col("recommended") - F.col("current")) <= SAME * F.col("current")
-    change = (
-        F.when(F.col("current").isNull(), "new")
-        .when(close, "keep")
-        .when(F.col("recommended") > F.col("current"), "raise")
-        .otherwise("lower")
-    )
-    confidence = (
-        F.when(
-            (F.col("days") >= DAYS_HIGH) & (F.col("records") >= RECORDS_HIGH) & (F.col("delayed_seconds") == 0), "high"
-        )
-        .when(F.col("days") >= DAYS_MEDIUM, "medium")
-        .otherwise("low")
-    )
-    advice = advice.where("need > 0").select(
-        *CLIENT, "kind", F.when(F.col("of_fleet"), "fleet").otherwise("instance").alias("scope"),
-        "current", "recommended", change.alias("change"), confidence.alias("confidence"),
+    change = f"""CASE
+        WHEN current IS NULL THEN 'new'
+        WHEN abs(recommended - current) <= {SAME} * current THEN 'keep'
+        ELSE IF(recommended > current, 'raise', 'lower')
+    END AS change"""
+    confidence = f"""CASE
+        WHEN days >= {DAYS_HIGH} AND records >= {RECORDS_HIGH} AND delayed_seconds = 0 THEN 'high'
+        ELSE IF(days >= {DAYS_MEDIUM}, 'medium', 'low')
+    END AS confidence"""
+    advice = advice.where("need > 0").selectExpr(
+        *CLIENT, "kind", "IF(of_fleet, 'fleet', 'instance') AS scope", "current", "recommended", change, confidence,
         "need", "busiest_hour", "busiest_on_weekends", "delayed_seconds", "days", "records",
     )  # fmt: skip
     return Report(
@@ -132,59 +105,52 @@ def run(context: Context) -> Report:
     )
 
 
-def _is_of_fleet(kind: Kind) -> Column:
-    """Whether a record's limit is the fleet's. A kind without one follows the others, as an entry has one scope."""
-    others = reduce(or_, (F.col(f"{one.value}_fleet_limit").isNotNull() for one in KINDS))
-    return F.col(f"{kind.value}_fleet_limit").isNotNull() | (F.col(f"{kind.value}_limit").isNull() & others)
+_OF_A_RECORD = {
+    "rate": "IF({of_fleet}, NULL, {rate})",
+    "seconds": "IF({of_fleet}, NULL, throttle_{kind}_seconds)",
+    "limit": "IF({of_fleet}, NULL, {kind}_limit)",
+}
+"""Rate, time throttled and limit of the client on one sidecar; null where the limit is the fleet's."""
+_OF_THE_FLEET = {
+    "rate": "sum(IF({of_fleet}, {rate} * duration_s / observed_s, NULL))",
+    "seconds": "sum(IF({of_fleet}, throttle_{kind}_seconds, NULL))",
+    "limit": "max(IF({of_fleet}, {kind}_fleet_limit, NULL))",
+}
+"""The same for all sidecars together."""
+_OF_A_DAY = {
+    "records": "count(rate_{kind})",
+    "need": f"percentile_approx(rate_{{kind}}, {NEED_PERCENTILE}, 1000)",
+    "held": "sum(seconds_{kind})",
+    "current": "max_by(limit_{kind}, struct(end_ms, limit_{kind}))",
+}
+_LATEST = {"need": "max(need)", "current": "max_by(current, end_ms)", "end_ms": "max(end_ms)"}
+_ANY_OF_FLEET = " OR ".join(f"{kind}_fleet_limit IS NOT NULL" for kind in KINDS)
 
 
-def _rate(kind: Kind) -> Column:
-    mean = MEASURES[kind].rate(F.greatest("duration_s", F.lit(LEAST_S)))
-    p95 = F.col(f"{kind.value}_rate_p95")
-    return F.when(F.col("duration_s") > WINDOW_LIKE_S, F.greatest(mean, p95)).otherwise(mean)
-
-
-def _of_a_record(kind: Kind) -> list[Column]:
-    """Rate, time throttled and limit of the client on one sidecar; null where the limit is the fleet's."""
-    mine, name = ~_is_of_fleet(kind), kind.value
-    return [
-        F.when(mine, _rate(kind)).alias(f"rate_{name}"),
-        F.when(mine, F.col(f"throttle_{name}_seconds")).alias(f"seconds_{name}"),
-        F.when(mine, F.col(f"{name}_limit")).alias(f"limit_{name}"),
-    ]
+def _per_kind(expressions: Mapping[str, str]) -> list[Column]:
+    found = {}
+    for kind in KINDS:
+        # Whether the limit is the fleet's. A kind without one follows the others, as an entry has one scope.
+        of_fleet = f"({kind}_fleet_limit IS NOT NULL OR ({kind}_limit IS NULL AND ({_ANY_OF_FLEET})))"
+        mean = f"{USED[kind]} / greatest(duration_s, {LEAST_S})"
+        rate = f"IF(duration_s > {WINDOW_LIKE_S}, greatest({mean}, {kind}_rate_p95), {mean})"
+        for name, one in expressions.items():
+            found[f"{name}_{kind}"] = one.format(kind=kind, of_fleet=of_fleet, rate=rate)
+    return named(**found)
 
 
 def _of_the_fleet(context: Context, rows: DataFrame) -> DataFrame:
-    """The same columns for all sidecars together, per time bucket, for clients whose limit is the fleet's."""
+    """The columns of a record for all sidecars together, per time bucket, for clients whose limit is the fleet's."""
     grain = grain_for(MIN_GRAIN_S, context.intake.quality.interval_s)
     rows = rows.withColumns({"bucket": bucket(grain), "first_ms": F.col("start_ms"), "last_ms": F.col("end_ms")})
-    seconds = context.observed_s(rows, grain)
-    some = rows.where(reduce(or_, (F.col(f"{kind.value}_fleet_limit").isNotNull() for kind in KINDS)))
-    sums = [F.max("end_ms").alias("end_ms")]
-    for kind in KINDS:
-        mine, name = _is_of_fleet(kind), kind.value
-        sums += [
-            F.sum(F.when(mine, _rate(kind) * F.col("duration_s") / seconds)).alias(f"rate_{name}"),
-            F.sum(F.when(mine, F.col(f"throttle_{name}_seconds"))).alias(f"seconds_{name}"),
-            F.max(F.when(mine, F.col(f"{name}_fleet_limit"))).alias(f"limit_{name}"),
-        ]
     return (
-        some.groupBy(*CLIENT, "bucket", start_of(F.col("bucket"), HOUR_S).alias("hour_s"))
-        .agg(*sums)
+        rows.withColumn("observed_s", context.observed_s(rows, grain))
+        .where(_ANY_OF_FLEET)
+        .groupBy(*CLIENT, "bucket", start_of(F.col("bucket"), HOUR_S).alias("hour_s"))
+        .agg(F.max("end_ms").alias("end_ms"), *_per_kind(_OF_THE_FLEET))
         .drop("bucket")
         .withColumn("of_fleet", F.lit(True))
     )
-
-
-def _of_a_day(kind: Kind) -> list[Column]:
-    name = kind.value
-    limit = f"limit_{name}"
-    return [
-        F.count(f"rate_{name}").alias(f"records_{name}"),
-        F.percentile_approx(f"rate_{name}", NEED_PERCENTILE, 1000).alias(f"need_{name}"),
-        F.sum(f"seconds_{name}").alias(f"held_{name}"),
-        F.max_by(limit, F.struct("end_ms", limit)).alias(f"current_{name}"),
-    ]
 
 
 def _round_up(value: Column) -> Column:
@@ -194,10 +160,10 @@ def _round_up(value: Column) -> Column:
     return F.round(F.ceil(value / digit - 1e-6) * digit, 9)
 
 
-def _content(tables: Mapping[str, DataFrame], headroom: float) -> Content:
+def _content(tables: Tables, headroom: float) -> Content:
     frame = tables["recommendations"]
     counts = {row["change"]: row["count"] for row in some_rows(frame.groupBy("change").count())}
-    rows = some_rows(frame.orderBy(F.col("need").desc(), *CLIENT, "kind"))
+    rows = some_rows(frame.orderBy(F.desc("need"), *CLIENT, "kind"))
     usable = _of_one_scope([row for row in rows if _nameable(row)])
     rest = sum(counts.values()) - len(usable)
     findings = [
@@ -208,7 +174,7 @@ def _content(tables: Mapping[str, DataFrame], headroom: float) -> Content:
     held = frame.where("delayed_seconds > 0")
     number = held.count()
     if number:
-        (most,) = some_rows(held.orderBy(F.col("delayed_seconds").desc(), *CLIENT), 1)
+        (most,) = some_rows(held.orderBy(F.desc("delayed_seconds"), *CLIENT), 1)
         findings.append(
             f"{several(number, 'limit')} delayed a client, most of all {who(most)} "
             f"({span(most['delayed_seconds'])}): the need there is above the limit, by an unknown amount."
@@ -229,9 +195,7 @@ def _content(tables: Mapping[str, DataFrame], headroom: float) -> Content:
         if row["kind"] in ("produce", "fetch")
     }
     top = dict(list(shown.items())[:12])
-    pictures = [
-        Plot("The largest needs, and the headroom above them", plots.bars(top, "bytes per second", bytes_per_s=True))
-    ]
+    pictures = [Plot("The largest needs, and the headroom above them", plots.bars(top, "bytes per second"))]
     return Content(
         findings,
         pictures if top else [],

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, over_time, ratio, some_rows, sums
+from analysis.columns import CLIENT, HOUR_S, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import COUNTS, SECONDS
 from analysis.owners import Owners
-from analysis.report import TEAM, Content, Context, Plot, Report, Table
+from analysis.report import TEAM, Content, Context, Plot, Report, Table, Tables
 from analysis.words import several, share, span, who
 
 COLUMNS = (*COUNTS, *SECONDS, "requests")
@@ -24,14 +22,13 @@ PLOTTED = 8
 def run(context: Context) -> Report:
     """Per client and hour first; teams are looked up on clients, not on records."""
     target: float = context.options["target"]
-    hourly = context.in_buckets(HOUR_S, (*_SUMS, "first_ms", "last_ms"))
-    hourly = hourly.withColumnRenamed("bucket", "hour_s")
     owners: Owners | None = context.options.get("owners")
-    hourly = hourly.withColumn(TEAM, F.col("user") if owners is None else owners.column())
-    hourly = context.kept(hourly, "hourly")
+    team = F.col("user") if owners is None else owners.column()
+    hourly = context.in_buckets(HOUR_S, (*_SUMS, "first_ms", "last_ms")).withColumnRenamed("bucket", "hour_s")
+    hourly = context.kept(hourly.withColumn(TEAM, team), "hourly")
     teams = _judged(hourly.groupBy(TEAM), [F.count_distinct(*CLIENT).alias("clients")], target)
     clients = _judged(hourly.groupBy(TEAM, *CLIENT), [], target)
-    worst: list[Column | str] = [F.col("budget_used_share").desc_nulls_last(), TEAM]
+    worst: list[Column | str] = [F.desc("budget_used_share"), TEAM]
     return Report(
         "Service level",
         f"Was each team free of delays for {target * 100:.6g} % of its time and of its requests?",
@@ -46,10 +43,11 @@ def run(context: Context) -> Report:
 
 def _judged(groups: GroupedData, more: list[Column], target: float) -> DataFrame:
     """Sums, shares, and the used part of what the target allows: 1 is all of it."""
-    summed = groups.agg(*more, *sums(_SUMS))
-    time = F.coalesce(ratio(F.col("time_delayed_seconds"), F.col("seconds")), F.lit(0.0))
-    delayed = F.coalesce(ratio(F.col("requests_delayed").cast("double"), F.col("requests")), F.lit(0.0))
-    shares = summed.withColumns({"time_delayed_share": time, "requests_delayed_share": delayed})
+    shares = groups.agg(*more, *sums(_SUMS)).selectExpr(
+        "*",
+        "coalesce(time_delayed_seconds / nullif(seconds, 0), 0) AS time_delayed_share",
+        "coalesce(requests_delayed / nullif(requests, 0), 0) AS requests_delayed_share",
+    )
     worse = F.greatest("time_delayed_share", "requests_delayed_share")
     # Rounded: 1 - 0.9 is less than 0.1 in floating point, and a sum of seconds is not exact either.
     used = F.round(worse / _allowed(target), 9)
@@ -60,7 +58,7 @@ def _allowed(target: float) -> float:
     return round(1 - target, 9)
 
 
-def _content(tables: Mapping[str, DataFrame], target: float, quality: Quality) -> Content:
+def _content(tables: Tables, target: float, quality: Quality) -> Content:
     teams = tables["teams"]
     number, missed = teams.count(), some_rows(teams.where("NOT kept"), 12)
     several_missed = teams.where("NOT kept").count()
@@ -77,15 +75,11 @@ def _content(tables: Mapping[str, DataFrame], target: float, quality: Quality) -
     first = some_rows(tables["clients"], 1)
     if missed and first:
         findings.append(f"The client that exceeded the target most: {who(first[0])}.")
-    hours, step_s = over_time(tables["hours"], "hour", ("time_delayed_seconds", "observed_seconds"), HOUR_S)
-    delayed = {"delayed": [(row["hour"], row["time_delayed_seconds"] * 60 / row["observed_seconds"]) for row in hours]}
+    hours = plots.per_hour(tables["hours"], {"delayed": "time_delayed_seconds"}, "minutes per hour", quality, 60)
     bars = {row[TEAM]: {"% of time": row["time_delayed_share"] * 100} for row in some_rows(teams, PLOTTED)}
     return Content(
         findings,
-        [
-            Plot("Delayed time per hour", plots.steps(delayed, "minutes per hour", step_s, quality)),
-            Plot("Teams", plots.bars(bars, "percent of the time")),
-        ],
+        [Plot("Delayed time per hour", hours), Plot("Teams", plots.bars(bars, "percent of the time"))],
         notes=[
             "Time is the intervals in which a client sent requests. Delays of an interval count up to its length, "
             "however many connections waited.",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, bucket, moment, over_time, ratio, some_rows, sums
+from analysis.columns import CLIENT, HOUR_S, bucket, named, some_rows, sums
 from analysis.intake import Quality
-from analysis.kinds import COUNTS, SECONDS, all_of, exploded
-from analysis.report import Content, Context, Plot, Report, Table
+from analysis.kinds import COUNTS, DELAYED, SECONDS, exploded
+from analysis.report import Content, Context, Plot, Report, Table, Tables
 from analysis.words import several, share, span, who
 from quota.entity import Kind
 from quota.record import CAUSES
@@ -27,82 +25,75 @@ def run(context: Context) -> Report:
     rows = context.records.withColumn("hour_s", bucket(HOUR_S))
     hourly = rows.groupBy(*CLIENT, "hour_s").agg(
         *sums((*COUNTS, *SECONDS, "requests")),
-        *(F.coalesce(F.sum(name), F.lit(0.0)).alias(name) for name in _HELD.values()),
-        F.sum(F.col("duration_s") * F.greatest("connections_peak", F.lit(1))).alias("connection_seconds"),
-        F.min("start_ms").alias("first_ms"),
-        F.max("end_ms").alias("last_ms"),
+        *(F.expr(f"coalesce(sum({name}), 0) AS {name}") for name in _HELD.values()),
+        F.expr("sum(duration_s * greatest(connections_peak, 1)) AS connection_seconds"),
+        *named(first_ms="min(start_ms)", last_ms="max(end_ms)"),
     )
     hourly = context.kept(hourly, "hourly")
-    delayed = all_of(SECONDS)
-    held = all_of(tuple(_HELD.values()))
-    count = all_of(COUNTS)
     summed = hourly.groupBy(*CLIENT).agg(
         *sums((*COUNTS, *SECONDS, *_HELD.values(), "requests", "connection_seconds")),
-        F.sum((count > 0).cast("long")).alias("hours_with_throttles"),
+        F.expr(f"count_if({DELAYED['requests_delayed']} > 0) AS hours_with_throttles"),
     )
-    longest = F.greatest(*SECONDS)
-    cause = F.coalesce(*(F.when(F.col(f"throttle_{name}_seconds") == longest, name) for name in CAUSES))
-    clients = summed.where(count > 0).select(
+    clients = _delayed(summed).selectExpr(
         *CLIENT,
-        delayed.alias("delayed_seconds"),
-        held.alias("held_seconds"),
-        count.alias("requests_delayed"),
-        ratio(count.cast("double"), F.col("requests")).alias("requests_delayed_share"),
-        ratio(delayed, F.col("connection_seconds")).alias("time_lost_share"),
-        cause.alias("main_cause"),
+        "delayed_seconds",
+        "held_seconds",
+        "requests_delayed",
+        "requests_delayed / nullif(requests, 0) AS requests_delayed_share",
+        "delayed_seconds / nullif(connection_seconds, 0) AS time_lost_share",
+        "main_cause",
         "hours_with_throttles",
         *SECONDS,
     )
-    causes = exploded(
-        hourly,
-        CLIENT,
-        (
-            [
-                F.lit(name).alias("cause"),
-                F.col(f"throttle_{name}_count").alias("requests_delayed"),
-                F.col(f"throttle_{name}_seconds").alias("delayed_seconds"),
-                (F.col(_HELD[name]) if name in _HELD else F.lit(0.0)).alias("held_seconds"),
-            ]
-            for name in CAUSES
-        ),
-    )
+    each = [
+        {
+            "cause": f"'{name}'",
+            "requests_delayed": f"throttle_{name}_count",
+            "delayed_seconds": f"throttle_{name}_seconds",
+            "held_seconds": _HELD.get(name, "double(0)"),
+        }
+        for name in CAUSES
+    ]
     by_cause = (
-        causes.where("requests_delayed > 0")
+        exploded(hourly, CLIENT, each)
+        .where("requests_delayed > 0")
         .groupBy("cause", *CLIENT)
         .agg(*sums(_SUMS))
         .groupBy("cause")
         .agg(F.count("*").alias("clients"), *sums(_SUMS))
     )
-    client_hours = hourly.where(count > 0).select(
-        *CLIENT,
-        moment("hour_s").alias("hour"),
-        delayed.alias("delayed_seconds"),
-        count.alias("requests_delayed"),
-        cause.alias("main_cause"),
+    client_hours = _delayed(hourly).selectExpr(
+        *CLIENT, "timestamp_seconds(hour_s) AS hour", "delayed_seconds", "requests_delayed", "main_cause"
     )
     return Report(
         "Throttling",
         "Which clients were throttled, by which quota, and how much time did it cost?",
         {
-            "causes": Table(by_cause, "Causes", [F.col("delayed_seconds").desc(), F.col("cause")]),
+            "causes": Table(by_cause, "Causes", [F.desc("delayed_seconds"), "cause"]),
             "clients": Table(
                 clients,
                 "Delayed clients",
-                [F.col("delayed_seconds").desc(), *CLIENT],
+                [F.desc("delayed_seconds"), *CLIENT],
                 summed=("delayed_seconds", "held_seconds", "requests_delayed"),
             ),
-            "client_hours": Table(
-                client_hours, "Each client, per hour", [F.col("delayed_seconds").desc(), "hour", *CLIENT]
-            ),
+            "client_hours": Table(client_hours, "Each client, per hour", [F.desc("delayed_seconds"), "hour", *CLIENT]),
             "hours": context.hours(hourly, SECONDS),
         },
         lambda tables: _content(tables, context.intake.quality),
     )
 
 
-def _content(tables: Mapping[str, DataFrame], quality: Quality) -> Content:
+def _delayed(rows: DataFrame) -> DataFrame:
+    """Those with delays: their sums, and the cause of the longest ones."""
+    longest = F.greatest(*SECONDS)
+    cause = F.coalesce(*(F.when(F.col(f"throttle_{name}_seconds") == longest, name) for name in CAUSES))
+    all_held = F.expr(" + ".join(_HELD.values()))
+    found = {name: F.expr(one) for name, one in DELAYED.items()} | {"held_seconds": all_held, "main_cause": cause}
+    return rows.withColumns(found).where("requests_delayed > 0")
+
+
+def _content(tables: Tables, quality: Quality) -> Content:
     causes, top = some_rows(tables["causes"]), some_rows(tables["clients"], 12)
-    hours, step_s = over_time(tables["hours"], "hour", (*SECONDS, "observed_seconds"), HOUR_S)
     total = sum(row["delayed_seconds"] for row in causes)
     number = tables["clients"].count()
     if not causes:
@@ -128,16 +119,13 @@ def _content(tables: Mapping[str, DataFrame], quality: Quality) -> Content:
         f"of the time its connections were open, in {several(row['hours_with_throttles'], 'clock hour')}."
         for row in top[:3]
     ]
-    used = [row["cause"] for row in causes]
-    series = {
-        cause: [(row["hour"], row[f"throttle_{cause}_seconds"] * 60 / row["observed_seconds"]) for row in hours]
-        for cause in used
-    }
-    victims = {who(row): {cause: row[f"throttle_{cause}_seconds"] / 60 for cause in used} for row in top[:12]}
+    used = {row["cause"]: f"throttle_{row['cause']}_seconds" for row in causes}
+    hours = plots.per_hour(tables["hours"], used, "minutes per hour", quality, 60)
+    victims = {who(row): {cause: row[name] / 60 for cause, name in used.items()} for row in top[:12]}
     return Content(
         findings,
         [
-            Plot("Time lost to throttles, per hour", plots.steps(series, "minutes per hour", step_s, quality)),
+            Plot("Time lost to throttles, per hour", hours),
             Plot("Clients with the longest delays", plots.bars(victims, "minutes")),
         ],
         notes=[

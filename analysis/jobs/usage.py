@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import CLIENT, HOUR_S, only_row, over_time, seen, some_rows, start_of, sums, together
+from analysis.columns import CLIENT, HOUR_S, named, only_row, seen, some_rows, start_of, sums, together
 from analysis.intake import Quality
-from analysis.kinds import GROUP, LIMITS, OF_USE, by_group
-from analysis.report import Content, Context, Plot, Report, Table
+from analysis.kinds import AMOUNTS, GROUP, LIMITS, OF_USE, by_group
+from analysis.report import Content, Context, Plot, Report, Table, Tables
 from analysis.words import several, share, size, span, who
 
-_SUMS = ("produce_bytes", "fetch_bytes", "request_seconds", "mutations", "requests")
+_SUMS = (*AMOUNTS.values(), "requests")
 KINDS = ("produce", "fetch")
+_MOVED = "produce_bytes + fetch_bytes"
 _MOST = tuple(f"{kind}_rate_max" for kind in KINDS)
+_ONE_SECOND = tuple(f"{kind}_bytes_one_second_max_per_s" for kind in KINDS)
 COLUMNS = (*_SUMS, *_MOST, "client_library", *OF_USE)
 BUCKETS = (*_SUMS, *_MOST, "records", "first_ms", "last_ms", *LIMITS)
 ROLLED = True
@@ -28,74 +29,61 @@ def run(context: Context) -> Report:
     """Totals, mean, percentiles of the whole fleet's rate per time bucket, and the highest one-second rate seen."""
     grain = context.grain_s
     buckets = context.kept(context.in_buckets(grain, BUCKETS), "buckets")
-    shares = F.array(*(F.lit(percent / 100) for percent in PERCENTILES))
     observed = context.observed_s(buckets, grain)
-    digests = {kind: F.percentile_approx(F.col(f"{kind}_bytes") / observed, shares, 10_000) for kind in KINDS}
-    clients = buckets.groupBy(*CLIENT).agg(
-        *sums(_SUMS),
-        *((F.sum(f"{kind}_bytes") / F.sum(observed)).alias(f"{kind}_bytes_mean_per_s") for kind in KINDS),
-        *(digest.alias(f"{kind}_digest") for kind, digest in digests.items()),  # one for three percentiles
-        *(F.max(f"{kind}_rate_max").alias(f"{kind}_bytes_one_second_max_per_s") for kind in KINDS),
-        *together(),
+    shares = ", ".join(f"double({percent / 100})" for percent in PERCENTILES)
+    means = {f"{kind}_bytes_mean_per_s": f"sum({kind}_bytes) / sum(observed_s)" for kind in KINDS}
+    # One for three percentiles.
+    digest = f"percentile_approx({{0}}_bytes / observed_s, array({shares}), 10000) AS {{0}}_digest"
+    clients = (
+        buckets.withColumn("observed_s", observed)
+        .groupBy(*CLIENT)
+        .agg(
+            *sums(_SUMS),
+            *named(**means),
+            *(F.expr(digest.format(kind)) for kind in KINDS),
+            *(F.max(f"{kind}_rate_max").alias(name) for kind, name in zip(KINDS, _ONE_SECOND, strict=True)),
+            *together(),
+        )
+        .join(context.libraries(), list(CLIENT))
     )
-    clients = clients.join(context.libraries(), list(CLIENT)).select(
-        *CLIENT,
-        *_SUMS,
-        *(f"{kind}_bytes_mean_per_s" for kind in KINDS),
-        *(
-            F.col(f"{kind}_digest")[place].alias(f"{kind}_bytes_p{percent}_per_s")
-            for kind in KINDS
-            for place, percent in enumerate(PERCENTILES)
-        ),
-        *(f"{kind}_bytes_one_second_max_per_s" for kind in KINDS),
-        "library",
-        "records",
-        "first_ms",
-        "last_ms",
-    )
+    percentiles = {
+        f"{kind}_bytes_p{percent}_per_s": f"{kind}_digest[{place}]"
+        for kind in KINDS
+        for place, percent in enumerate(PERCENTILES)
+    }
+    figures: list[Column | str] = [*_SUMS, *means, *named(**percentiles), *_ONE_SECOND]
+    clients = clients.select(*CLIENT, *figures, "library", "records", "first_ms", "last_ms")
     hourly = buckets.withColumn("hour_s", start_of(F.col("bucket"), HOUR_S))
+    of_limits = named(limit="max_by(limit, bucket)", highest_rate="max(rate)", used_share="max(used_share)")
+    limits = by_group(buckets, observed).groupBy(*GROUP, "scope").agg(*of_limits)
     return Report(
         "Usage",
         "Which clients used how much, and how fast?",
         {
             "clients": Table(
-                seen(clients), "Clients, by bytes", [_moved().desc(), *CLIENT], left_out=_ONLY_IN_FILES, summed=_SUMS
+                seen(clients),
+                "Clients, by bytes",
+                [F.expr(_MOVED).desc(), *CLIENT],
+                left_out=_ONLY_IN_FILES,
+                summed=_SUMS,
             ),
-            "limits": Table(_limits(buckets, observed), "Limits by utilisation", [F.col("used_share").desc(), *GROUP]),
+            "limits": Table(limits, "Limits by utilisation", [F.desc("used_share"), *GROUP]),
             "hours": context.hours(hourly, _SUMS),
         },
         lambda tables: _content(tables, grain, context.intake.quality),
     )
 
 
-def _moved() -> Column:
-    return F.col("produce_bytes") + F.col("fetch_bytes")
-
-
-def _limits(buckets: DataFrame, observed: Column) -> DataFrame:
-    return (
-        by_group(buckets, observed)
-        .groupBy(*GROUP, "scope")
-        .agg(
-            F.max_by("limit", "bucket").alias("limit"),
-            F.max("rate").alias("highest_rate"),
-            F.max("used_share").alias("used_share"),
-        )
-    )
-
-
 _ONLY_IN_FILES: Final = (
     *(f"{kind}_bytes_{quantile}_per_s" for kind in KINDS for quantile in ("p50", "p95")),
-    *(f"{kind}_bytes_one_second_max_per_s" for kind in KINDS),
+    *_ONE_SECOND,
 )
 
 
-def _content(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> Content:
+def _content(tables: Tables, grain: int, quality: Quality) -> Content:
     total = only_row(tables["clients"].agg(F.count("*").alias("clients"), *sums(_SUMS)))
     all_bytes = total["produce_bytes"] + total["fetch_bytes"]
     top = some_rows(tables["clients"], 10)
-    names = [*(f"{kind}_bytes" for kind in KINDS), "observed_seconds"]
-    hours, step_s = over_time(tables["hours"], "hour", names, HOUR_S)
     findings = [
         f"{several(total['clients'], 'client')} produced {size(total['produce_bytes'])} and fetched "
         f"{size(total['fetch_bytes'])} in {total['requests']:,} requests, which took brokers "
@@ -108,7 +96,7 @@ def _content(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> C
         some = sum(row["produce_bytes"] + row["fetch_bytes"] for row in top)
         if total["clients"] > len(top):
             findings.append(f"The ten largest together have {share(some / all_bytes)}.")
-        (busiest,) = some_rows(tables["hours"].orderBy(_moved().desc(), "hour"), 1)
+        (busiest,) = some_rows(tables["hours"].orderBy(F.expr(_MOVED).desc(), "hour"), 1)
         seconds = busiest["observed_seconds"]
         findings.append(
             f"The busiest hour began {busiest['hour']:%Y-%m-%d %H:%M} UTC: "
@@ -123,13 +111,13 @@ def _content(tables: Mapping[str, DataFrame], grain: int, quality: Quality) -> C
             f"{number:,} of {several(tables['limits'].count(), 'limit')} {'was' if number == 1 else 'were'} used up at "
             f"some time, {fleets:,} of them with scope: fleet."
         )
-    series = {name: [(row["hour"], row[f"{name}_bytes"] / row["observed_seconds"]) for row in hours] for name in KINDS}
+    rates = plots.per_hour(tables["hours"], {kind: f"{kind}_bytes" for kind in KINDS}, "bytes per second", quality)
     largest = {who(row): {kind: float(row[f"{kind}_bytes"]) for kind in KINDS} for row in top}
     return Content(
         findings,
         [
-            Plot("The whole fleet's rate", plots.steps(series, "bytes per second", step_s, quality, bytes_per_s=True)),
-            Plot("The largest clients", plots.bars(largest, "bytes", volume=True)),
+            Plot("The whole fleet's rate", rates),
+            Plot("The largest clients", plots.bars(largest, "bytes")),
         ],
         notes=[
             f"Percentiles are of the client's total rate on all sidecars, in buckets of {grain} s with records; the "

@@ -11,17 +11,17 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from analysis import plots
-from analysis.columns import only_row, place_in, ratio, some_rows, sums
+from analysis.columns import merged, named, only_row, place_in, some_rows, sums
 from analysis.intake import Intake
-from analysis.kinds import MEASURES
+from analysis.kinds import AMOUNTS, BYTE_KINDS, exploded
 from analysis.levels import ADDED, CandidateQuotas, resolved
-from analysis.replay import RESULT, ROWS, Rule, folded, most_in_window
-from analysis.report import Content, Context, Plot, Report, Table
+from analysis.replay import RESULT, Rule, folded, most_in_window
+from analysis.report import Content, Context, Plot, Report, Table, Tables
 from analysis.session import ship_code
 from analysis.words import group_name, rate, several, share, span
 from quota.entity import Kind
 
-COLUMNS = tuple(name for kind in Kind for name in (MEASURES[kind].column, f"throttle_{kind.value}_seconds"))
+COLUMNS = (*AMOUNTS.values(), *(f"throttle_{kind}_seconds" for kind in Kind))
 CLIENT = ("cluster_id", "instance", "user", "client_id")
 NAMED = ("cluster_id", "group_user", "group_client")
 GROUP = ("cluster_id", "counter", "group_user", "group_client")
@@ -85,8 +85,17 @@ def run(context: Context) -> Report:
     members = context.kept(_members(clients, found), "members")
     groups = context.kept(_groups(members, found, context.intake), "groups")
     outcome = context.kept(_outcome(groups, _replayed(context, rows, members, groups, found), found), "outcome")
-    tables = {"groups": _group_table(outcome, () if len(candidates) > 1 else ("candidate",))}
-    if len(candidates) > 1:
+    several_tried = len(candidates) > 1
+    groups_that_share = Table(
+        outcome.drop("seconds_seen"),
+        "Groups that share a limit",
+        [F.desc("seconds_over"), "candidate", "kind", *NAMED],
+        left_out=() if several_tried else ("candidate",),
+        summed=("seconds_over", "delayed_in_truth_s"),
+        per=("candidate", "kind"),
+    )
+    tables = {"groups": groups_that_share}
+    if several_tried:
         tables = {
             "candidates": _candidate_table(outcome, list(candidates), at_most),
             "cheapest": _cheapest_table(outcome, at_most),
@@ -100,52 +109,37 @@ def run(context: Context) -> Report:
     )
 
 
-def _amount(kind: Kind) -> Column:
-    return F.greatest(F.col(MEASURES[kind].column) * (1000.0 if kind is Kind.REQUEST else 1.0), F.lit(0.0))
+def _amount(kind: Kind) -> str:
+    return f"greatest({AMOUNTS[kind]} * {1000 if kind is Kind.REQUEST else 1}, 0)"
 
 
 def _clients(rows: DataFrame, kinds: set[Kind]) -> DataFrame:
     """The input of all questions about whole groups: one row per client of each sidecar, in one scan."""
-    seconds = F.greatest("duration_s", F.lit(0.001))
-    least = F.least(seconds, F.greatest(F.floor(F.col("duration_s") + HALF_UP), F.lit(1)))
-    sums = [
-        F.sum("duration_s").alias("seconds"),
-        F.count("*").alias("records"),
-        F.min("start_ms").alias("first_ms"),
-        F.max("end_ms").alias("last_ms"),
-    ]
+    seconds = "greatest(duration_s, 0.001)"
+    least = f"least({seconds}, greatest(floor(duration_s + {HALF_UP}), 1))"
+    sums = {"seconds": "sum(duration_s)", "records": "count(*)", "first_ms": "min(start_ms)", "last_ms": "max(end_ms)"}
     for kind in sorted(kinds):
-        amount = _amount(kind)
-        sums += [
-            F.max(amount / least).alias(f"{kind.value}_density"),
-            F.max(amount / seconds).alias(f"{kind.value}_peak"),
-            F.sum(amount).alias(f"{kind.value}_used"),
-            F.sum(f"throttle_{kind.value}_seconds").alias(f"{kind.value}_held"),
-        ]
-    return rows.groupBy(*CLIENT).agg(*sums)
+        amount = f"double({_amount(kind)})"
+        sums |= {
+            f"{kind}_density": f"max({amount} / {least})",
+            f"{kind}_peak": f"max({amount} / {seconds})",
+            f"{kind}_used": f"sum({amount})",
+            f"{kind}_held": f"sum(throttle_{kind}_seconds)",
+        }
+    return rows.groupBy(*CLIENT).agg(*named(**sums))
 
 
 def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
     """Per family the clients that have a limit in it, with their counters and their limits."""
-
     ship_code(clients.sparkSession)
-    schema = clients.select("*", *_nulls(ADDED).values()).schema
+    schema = clients.selectExpr("*", *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in ADDED.items())).schema
 
     def of(number: int, family: Family) -> DataFrame:
         rows = clients.mapInArrow(resolved(family.kind, family.candidates), schema).where("limits[0] IS NOT NULL")
         rows = rows.withColumn("counter", F.when(~F.col("of_fleet"), F.col("instance")))
-        return rows.select(
-            F.lit(number).alias("family"),
-            *GROUP,
-            *(name for name in CLIENT if name not in GROUP),
-            "of_fleet",
-            "limits",
-            "seconds",
-            "records",
-            "first_ms",
-            "last_ms",
-            *(F.col(f"{family.kind.value}_{name}").alias(name) for name in ("density", "peak", "used", "held")),
-        )
+        names = (*GROUP, *(name for name in CLIENT if name not in GROUP), "of_fleet", "limits")
+        figures = (F.col(f"{family.kind}_{name}").alias(name) for name in ("density", "peak", "used", "held"))
+        return rows.select(F.lit(number).alias("family"), *names, "seconds", "records", "first_ms", "last_ms", *figures)
 
     return reduce(DataFrame.unionByName, (of(number, family) for number, family in enumerate(found)))
 
@@ -153,13 +147,11 @@ def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
 def _groups(members: DataFrame, found: Sequence[Family], intake: Intake) -> DataFrame:
     """One row per counter, with a number (`gid`), and whether it is worth a replay (`chosen`)."""
     groups = members.groupBy("family", *GROUP).agg(
-        F.max("limits").alias("limits"),
-        F.first("of_fleet").alias("of_fleet"),
+        *merged(max=["limits"], first=["of_fleet"], sum=["records", "density", "peak", "used", "held"]),
         F.count_distinct("instance").alias("sidecars"),
         F.count("*").alias("members"),
         # For sidecars that ran at the same time, each second counts once.
-        F.least(F.sum("seconds"), (F.max("last_ms") - F.min("first_ms")) / 1000).alias("seconds"),
-        *sums(("records", "density", "peak", "used", "held")),
+        F.expr("least(sum(seconds), (max(last_ms) - min(first_ms)) / 1000) AS seconds"),
     )
     may = F.lit(False)
     for number, family in enumerate(found):
@@ -186,43 +178,33 @@ def _replayed(
     same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in ("family", *GROUP)]
     names = chosen.select(*(F.col(name).alias(f"_{name}") for name in ("family", *GROUP)), "gid")
     keys = members.join(names, same).select(*CLIENT, "family", "of_fleet", "gid")
-    amount = F.coalesce(*(F.when(F.col("family") == number, _amount(one.kind)) for number, one in enumerate(found)))
-    empty = _nulls(ROWS)
+    amounts = (f"IF(family = {number}, double({_amount(one.kind)}), NULL)" for number, one in enumerate(found))
     intervals = rows.join(F.broadcast(keys), [*CLIENT]).select(
-        "gid", "of_fleet", "start_ms", "duration_s", amount.alias("amount")
+        "gid", "of_fleet", "start_ms", "duration_s", F.expr(f"coalesce({', '.join(amounts)}) AS amount")
     )
     if any(map(one.candidates[0].table.of_fleet, one.candidates[0].entries(one.kind)) for one in found):
-        mine = intervals.where("NOT of_fleet").drop("of_fleet")
-        intervals = mine.unionByName(_added_up(intervals.where("of_fleet")))
-    intervals = intervals.select("gid", empty["rule"], empty["limits"], "start_ms", "duration_s", "amount")
-    heads = chosen.select(
-        "gid", F.col("family").alias("rule"), "limits", empty["start_ms"], empty["duration_s"], empty["amount"]
-    )
+        summed = _added_up(intervals.where("of_fleet"))
+        intervals = intervals.where("NOT of_fleet").unionByName(summed, allowMissingColumns=True)
+    heads = chosen.selectExpr("gid", "family AS rule", "limits")
     cores = groups.sparkSession.sparkContext.defaultParallelism
     tasks = max(TASKS_PER_CORE * cores, int(records) // ROWS_PER_TASK + 1)
     ship_code(groups.sparkSession)
-    together = heads.unionByName(intervals).repartition(tasks, "gid")
+    together = heads.unionByName(intervals.drop("of_fleet"), allowMissingColumns=True).repartition(tasks, "gid")
     return context.kept(together.mapInArrow(folded([one.rule for one in found]), RESULT), "replayed")
-
-
-def _nulls(columns: str) -> dict[str, Column]:
-    """Null columns of these names and types."""
-    each = (column.split(" ") for column in columns.split(", "))
-    return {name: F.lit(None).cast(kind).alias(name) for name, kind in each}
 
 
 def _added_up(intervals: DataFrame) -> DataFrame:
     """Overlapping intervals of many sidecars -> those between which the sum of their rates changes, by whole seconds: a
     fleet has no more of these than one sidecar would have, and no task gets all its records."""
-    begin = F.floor(F.col("start_ms") / 1000 + HALF_UP)
-    end = F.greatest(F.floor(F.col("start_ms") / 1000 + F.col("duration_s") + HALF_UP), begin + 1)
-    each = F.col("amount") / (end - begin)
-    ends = F.array(
-        F.struct(begin.alias("second"), each.alias("rate"), F.lit(1).alias("number")),
-        F.struct(end.alias("second"), (-each).alias("rate"), F.lit(-1).alias("number")),
-    )
-    edges = intervals.select("gid", F.explode(ends).alias("_one")).select("gid", "_one.*")
-    edges = edges.groupBy("gid", "second").agg(F.sum("rate").alias("rate"), F.sum("number").alias("number"))
+    since_s = F.expr(f"floor(start_ms / 1000 + {HALF_UP})")
+    until_s = F.expr(f"greatest(floor(start_ms / 1000 + duration_s + {HALF_UP}), since_s + 1)")
+    rates = intervals.withColumn("since_s", since_s).withColumn("until_s", until_s)
+    rates = rates.withColumn("rate", F.expr("amount / (until_s - since_s)"))
+    ends = [
+        {"second": "since_s", "rate": "rate", "number": "1"},
+        {"second": "until_s", "rate": "-rate", "number": "-1"},
+    ]
+    edges = exploded(rates, ["gid"], ends).groupBy("gid", "second").agg(*sums(("rate", "number")))
     in_order = Window.partitionBy("gid").orderBy("second")
     spans = edges.select(
         "gid",
@@ -246,12 +228,11 @@ def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) ->
     tokens = of_family(F.lit(one.kind is Kind.MUTATION) for one in found)
     scale = of_family(F.lit(one.rule.scale) for one in found)
     sums = each.groupBy("family", "place", *NAMED).agg(
-        F.max("limit").alias("limit"),
-        F.when(F.max("of_fleet"), "fleet").otherwise("instance").alias("scope"),
-        F.sum("sidecars").alias("sidecars"),
-        F.coalesce(F.sum("seconds_over"), F.lit(0)).cast("double").alias("seconds_over"),
-        F.sum(F.coalesce("seconds_seen", "seconds")).alias("seconds_seen"),
-        (F.coalesce(F.max("longest_ms"), F.lit(0)) / 1000).alias("longest_delay_s"),
+        *merged(max=["limit"], sum=["sidecars"]),
+        F.expr("IF(max(of_fleet), 'fleet', 'instance') AS scope"),
+        F.expr("double(coalesce(sum(seconds_over), 0)) AS seconds_over"),
+        F.expr("sum(coalesce(seconds_seen, seconds)) AS seconds_seen"),
+        F.expr("coalesce(max(longest_ms), 0) / 1000 AS longest_delay_s"),
         F.max(F.coalesce("replayed_peak", F.col("peak") * scale)).alias("peak_interval_rate"),
         F.when(tokens, F.min("extreme")).otherwise(F.max("extreme")).alias("extreme_in_window"),
         F.sum("held").alias("delayed_in_truth_s"),
@@ -259,48 +240,22 @@ def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) ->
     return sums.select(
         F.get(of_family(F.array(*map(F.lit, one.names)) for one in found), F.col("place")).alias("candidate"),
         of_family(F.lit(one.kind.value) for one in found).alias("kind"),
-        *NAMED,
-        "limit",
-        "scope",
-        "seconds_over",
-        F.coalesce(ratio(F.col("seconds_over"), F.col("seconds_seen")), F.lit(0.0)).alias("time_over_share"),
-        "longest_delay_s",
-        "peak_interval_rate",
-        "extreme_in_window",
-        "delayed_in_truth_s",
-        "sidecars",
-        "seconds_seen",
-    )
-
-
-def _group_table(outcome: DataFrame, left_out: Sequence[str]) -> Table:
-    order: list[Column | str] = [F.col("seconds_over").desc(), "candidate", "kind", *NAMED]
-    return Table(
-        outcome.drop("seconds_seen"),
-        "Groups that share a limit",
-        order,
-        left_out=left_out,
-        summed=("seconds_over", "delayed_in_truth_s"),
-        per=("candidate", "kind"),
-    )
+        *NAMED, "limit", "scope", "seconds_over",
+        F.expr("coalesce(seconds_over / nullif(seconds_seen, 0), 0)").alias("time_over_share"),
+        "longest_delay_s", "peak_interval_rate", "extreme_in_window", "delayed_in_truth_s", "sidecars", "seconds_seen",
+    )  # fmt: skip
 
 
 def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -> Table:
-    counters = F.when(F.col("scope") == "fleet", F.lit(1)).otherwise(F.col("sidecars"))
-    over, too_long = F.col("seconds_over") > 0, F.col("time_over_share") > at_most
+    counters = "limit * IF(scope = 'fleet', 1, sidecars)"
+    limits = {f"{kind}_limits_bytes_per_s": f"sum(IF(kind = '{kind}', {counters}, NULL))" for kind in BYTE_KINDS}
     sums = outcome.groupBy("candidate").agg(
-        F.count("*").alias("groups"),
-        F.sum(over.cast("long")).alias("groups_over"),
-        F.sum(too_long.cast("long")).alias("groups_over_too_long"),
+        *named(groups="count(*)", groups_over="count_if(seconds_over > 0)"),
+        F.expr(f"count_if(time_over_share > {at_most}) AS groups_over_too_long"),
         F.sum("seconds_over").alias("seconds_over"),
-        ratio(F.sum("seconds_over"), F.sum("seconds_seen")).alias("time_over_share"),
+        F.expr("sum(seconds_over) / nullif(sum(seconds_seen), 0) AS time_over_share"),
         F.max("longest_delay_s").alias("longest_delay_s"),
-        *(
-            F.sum(F.when(F.col("kind") == kind.value, F.col("limit") * counters)).alias(
-                f"{kind.value}_limits_bytes_per_s"
-            )
-            for kind in (Kind.PRODUCE, Kind.FETCH)
-        ),
+        *named(**limits),
     )
     place = place_in("candidate", names)
     return Table(sums, f"Candidates (too long: more than {share(at_most)} of the time)", [place])
@@ -308,37 +263,26 @@ def _candidate_table(outcome: DataFrame, names: Sequence[str], at_most: float) -
 
 def _cheapest_table(outcome: DataFrame, at_most: float) -> Table:
     """The lowest of the limits tried under which a group would not have been throttled for longer than requested."""
-    fits = F.min(F.when(F.col("time_over_share") <= at_most, F.struct("limit", "candidate", "time_over_share")))
+    fits = f"min(IF(time_over_share <= {at_most}, struct(limit, candidate, time_over_share), NULL))"
     found = outcome.groupBy("kind", *NAMED).agg(
-        fits.alias("one"),
-        F.max("limit").alias("highest_tried"),
-        F.min("limit").alias("lowest_tried"),
-        F.max("peak_interval_rate").alias("peak_interval_rate"),
-        F.max("scope").alias("scope"),
-        F.max("sidecars").alias("sidecars"),
+        *named(one=fits, highest_tried="max(limit)", lowest_tried="min(limit)"),
+        *merged(max=["peak_interval_rate", "scope", "sidecars"]),
     )
+    cheapest = found.selectExpr(
+        "kind", *NAMED, "one.limit AS cheapest_limit", "one.candidate", "one.time_over_share", "scope",
+        "lowest_tried", "highest_tried", "peak_interval_rate", "sidecars",
+    )  # fmt: skip
     return Table(
-        found.select(
-            "kind",
-            *NAMED,
-            F.col("one.limit").alias("cheapest_limit"),
-            F.col("one.candidate").alias("candidate"),
-            F.col("one.time_over_share").alias("time_over_share"),
-            "scope",
-            "lowest_tried",
-            "highest_tried",
-            "peak_interval_rate",
-            "sidecars",
-        ),
+        cheapest,
         f"The lowest tried limit that delays each group for at most {share(at_most)} of its time",
-        [F.col("cheapest_limit").desc_nulls_first(), "kind", *NAMED],
+        [F.desc_nulls_first("cheapest_limit"), "kind", *NAMED],
     )
 
 
-def _content(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: float) -> Content:
+def _content(tables: Tables, names: Sequence[str], at_most: float) -> Content:
     frame = tables["groups"]
     held = frame.where("seconds_over > 0")
-    top = some_rows(held.orderBy(F.col("seconds_over").desc(), "candidate", "kind", *NAMED), 12)
+    top = some_rows(held.orderBy(F.desc("seconds_over"), "candidate", "kind", *NAMED), 12)
     if "candidates" in tables:
         findings = _compared(tables, at_most)
     else:
@@ -374,7 +318,7 @@ def _content(tables: Mapping[str, DataFrame], names: Sequence[str], at_most: flo
     )
 
 
-def _compared(tables: Mapping[str, DataFrame], at_most: float) -> list[str]:
+def _compared(tables: Tables, at_most: float) -> list[str]:
     findings = [
         f"{row['candidate']}: {row['groups_over']:,} of {several(row['groups'], 'limited group')} over the limit, for "
         f"{span(row['seconds_over'])} ({share(row['time_over_share'])}); "
