@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.app.export.rows import MAX_FOLDED_USERS, MAX_ROWS, Interval, Sampler
+from proxy.app.export.rows import MAX_FOLDED_USERS, MAX_ROWS, Sampler
 from quota import record
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
@@ -41,9 +41,8 @@ class Watched:
         """The rows of an interval that ends after `ticks` more."""
         self.tick(ticks)
         start_ms, self.start_ms = self.start_ms, self.now_ms
-        duration_s = (self.now_ms - start_ms) / 1000
-        interval = Interval(int(start_ms), int(self.now_ms), duration_s)
-        rows = [row for row in self.sampler.close(interval) if row is not None]
+        closed = self.sampler.close(int(start_ms), int(self.now_ms), (self.now_ms - start_ms) / 1000)
+        rows = [row for row in closed if row is not None]
         assert [problems(row) for row in rows] == [[]] * len(rows)
         for row in rows:
             line = record.to_line(row)

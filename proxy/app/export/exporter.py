@@ -17,7 +17,7 @@ import trio
 from config.model import Config
 from config.sections import Export
 from proxy.app.export.files import FileSink
-from proxy.app.export.rows import Interval, Sampler
+from proxy.app.export.rows import Sampler
 from proxy.app.export.topic import TopicSink, connector
 from proxy.app.export.worker import Batch, Worker
 from quota.ledger import Ledger
@@ -133,7 +133,7 @@ class Exporter:
         partition = partition_of((start_ms + end_ms) / 2)
         lines: list[bytes] = []
         size = 0
-        for row in self.sampler.close(Interval(start_ms, end_ms, duration_s)):
+        for row in self.sampler.close(start_ms, end_ms, duration_s):
             if row is not None:
                 line = to_line(row)
                 lines.append(line)

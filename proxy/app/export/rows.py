@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from typing import Any, Final
 
@@ -57,15 +56,6 @@ _News = dict[QuotaCounter, _Trials]
 _Peaks = Mapping[QuotaCounter, float]
 _COLUMN_OF: Final = {key: f"requests_{family}" for key, family in FAMILY_OF.items()}
 _PERCENTS: Final = (50, 95, 99)
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """What all rows of an interval share."""
-
-    start_ms: int
-    end_ms: int
-    duration_s: float
 
 
 class _Seen:
@@ -155,14 +145,14 @@ class Sampler:
                 if group is not None and group.limit is not None:
                     groups.add(group)
 
-    def close(self, interval: Interval) -> Iterator[Row | None]:
+    def close(self, start_ms: int, end_ms: int, duration_s: float) -> Iterator[Row | None]:
         """The rows of the interval that ends now, after its last tick; None at every step. The next one begins."""
         news: _News = {}
         yield from self._look_at_trials(news)
         common = self._empty | {
-            "start_ms": interval.start_ms,
-            "end_ms": interval.end_ms,
-            "duration_s": round(interval.duration_s, 3),
+            "start_ms": start_ms,
+            "end_ms": end_ms,
+            "duration_s": round(duration_s, 3),
             "samples": self._samples,
         }
         active, self._active = self._active, {}
