@@ -125,10 +125,9 @@ class _Growing:
         self.size_bytes = 0
         self.broken = False
         """It may end in half a line: nothing can be appended any more, and completing it cuts that off."""
-        self._name = name
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / f".{name}{OPEN_SUFFIX}"
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             _lock(self._fd)
             if self.gone():
@@ -166,19 +165,13 @@ class _Growing:
     def finish(self) -> None:
         """Rename it; delete it if it is empty."""
         try:
-            if self.gone():
-                return
-            if self.broken:
-                complete(self._path, locked=True)
-            elif self.size_bytes == 0:
-                self._path.unlink(missing_ok=True)
-            else:
-                _rename(self._path, self.directory / self._name)
+            if not self.gone():
+                _complete(self._fd, self._path)
         finally:
             os.close(self._fd)
 
 
-def complete(path: Path, *, locked: bool = False) -> int | None:
+def complete(path: Path) -> int | None:
     """Complete a half-written file: cut off an incomplete last line and rename it (an empty one is deleted). Returns
     its bytes; None if a running sidecar still writes it. Raises OSError."""
     try:
@@ -186,23 +179,27 @@ def complete(path: Path, *, locked: bool = False) -> int | None:
     except FileNotFoundError:
         return None  # its owner has just completed it
     try:
-        if not locked:
-            try:
-                _lock(fd)
-            except BlockingIOError:
-                return None
-            if os.fstat(fd).st_nlink == 0 or not path.exists():
-                return None  # its owner has completed it meanwhile
-        size = _end_of_last_line(fd)
-        os.ftruncate(fd, size)
-        if size == 0:
-            path.unlink(missing_ok=True)
-        else:
-            os.fsync(fd)
-            _rename(path, path.with_name(path.name.removeprefix(".").removesuffix(OPEN_SUFFIX)))
-        return size
+        try:
+            _lock(fd)
+        except BlockingIOError:
+            return None
+        if os.fstat(fd).st_nlink == 0 or not path.exists():
+            return None  # its owner has completed it meanwhile
+        return _complete(fd, path)
     finally:
         os.close(fd)
+
+
+def _complete(fd: int, path: Path) -> int:
+    size = _end_of_last_line(fd)
+    os.ftruncate(fd, size)
+    if size == 0:
+        path.unlink(missing_ok=True)
+    else:
+        os.fsync(fd)
+        os.rename(path, path.with_name(path.name.removeprefix(".").removesuffix(OPEN_SUFFIX)))
+        _sync_directory(path.parent)
+    return size
 
 
 def _lock(fd: int) -> None:
@@ -224,11 +221,6 @@ def _end_of_last_line(fd: int) -> int:
             return start + found + 1
         end = start
     return 0
-
-
-def _rename(source: Path, target: Path) -> None:
-    os.rename(source, target)
-    _sync_directory(target.parent)
 
 
 def _sync_directory(directory: Path) -> None:
