@@ -54,26 +54,27 @@ class Aside:
 class FileReader:
     """Reads one file off the event loop."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seen: Fingerprint) -> None:
         self.path = path
+        self.seen = seen
+        """Its content when it was last used."""
         self._aside = Aside()
-        self._stuck: Fingerprint | None = None
 
-    async def read(self) -> Fingerprint:
-        """The file's content now. Never raises for an unreadable file."""
+    async def changed(self, *, forced: bool = False) -> Fingerprint | None:
+        """The content once two readings agree; None: it is as `seen`, unless `forced`. A file that keeps changing is
+        unreadable, and an unreadable file is a content like any other."""
         try:
-            return await self._aside.run(fingerprint, self.path)
+            found = await self._aside.run(fingerprint, self.path)
+            if found != self.seen or forced:
+                found = await self._settled(found)
         except StuckError as error:
-            self._stuck = Fingerprint(None, str(error))
-            return self._stuck
+            found = Fingerprint(None, str(error))
+        return found if found != self.seen or forced else None
 
-    async def settled(self, found: Fingerprint) -> Fingerprint:
-        """The content once two readings agree, the first being `found`; a file that keeps changing is unreadable."""
-        if found is self._stuck:
-            return found  # asked again soon enough
+    async def _settled(self, found: Fingerprint) -> Fingerprint:
         for _ in range(MAX_SETTLING):
             await trio.sleep(SETTLE_S)
-            again = await self.read()
+            again = await self._aside.run(fingerprint, self.path)
             if again == found:
                 return again
             found = again

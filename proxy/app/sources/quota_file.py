@@ -60,7 +60,7 @@ class FileSource(QuotaSource):
         """Carry out alterations, and detect edits of the overlay file, until cancelled."""
         if self._path is None:
             await trio.sleep_forever()
-        reader = FileReader(self._path)
+        reader = FileReader(self._path, self._seen)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, reader)
             if self.rule == "apply":
@@ -127,7 +127,7 @@ class FileSource(QuotaSource):
             except OSError as error:
                 log.error("quotas not altered, the overlay cannot be written", file=str(path), error=str(error))
                 return f"{path} cannot be written: {error.strerror or error}"
-            self._seen = Fingerprint(hashlib.sha256(data).hexdigest())
+            reader.seen = Fingerprint(hashlib.sha256(data).hexdigest())
             await self._use(overlay)
         changes = []
         for entity, values in list(job.changes.items())[:MAX_LOGGED]:
@@ -150,12 +150,10 @@ class FileSource(QuotaSource):
     async def _look(self, reader: FileReader) -> str | None:
         """Read the overlay file if another program has changed it. Returns what is wrong with it."""
         path = reader.path
-        found = await reader.read()
-        if found != self._seen:
-            found = await reader.settled(found)
-        if found == self._seen:  # perhaps a file that keeps changing, which has been reported once
+        found = await reader.changed()
+        if found is None:  # perhaps a file that keeps changing, which has been reported once
             return None if self.state.overlay_successful else "see the log"
-        self._seen = found
+        reader.seen = found
         try:
             overlay = await beside_traffic(_parsed, path, found)
         except ConfigError as error:

@@ -44,9 +44,9 @@ class Watcher:
 
     def __init__(self, path: Path, config: Config, seen: Fingerprint, state: ReloadState, apply: Apply) -> None:
         """`config` is what runs, read when the file had the fingerprint `seen`; `apply` puts another one in force."""
-        self._path, self._reader = path, follow.FileReader(path)
+        self._path, self._reader = path, follow.FileReader(path, seen)
         self._running, self._scope = config.restart_settings(), default_scope(config)
-        self._seen, self._state, self._apply = seen, state, apply
+        self._state, self._apply = state, apply
         self._forced = trio.Event()
 
     def force(self) -> None:
@@ -60,16 +60,13 @@ class Watcher:
                 await self._forced.wait()
             forced = self._forced.is_set()
             self._forced = trio.Event()
-            found = await self._reader.read()
-            if not forced and found == self._seen:
-                continue
-            found = await self._reader.settled(found)
-            if forced or found != self._seen:  # a file that keeps changing has been reported once
+            found = await self._reader.changed(forced=forced)
+            if found is not None:  # a file that keeps changing is reported once
                 await self._reload(found)
 
     async def _reload(self, found: Fingerprint) -> None:
-        unchanged = found.digest is not None and found.digest == self._seen.digest
-        self._seen = Fingerprint(found.digest, found.error)
+        unchanged = found.digest is not None and found.digest == self._reader.seen.digest
+        self._reader.seen = Fingerprint(found.digest, found.error)
         if found.data is None:
             self._refused([f"{self._path}: cannot be read: {found.error}"])
             return
