@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import MutableMapping
+from functools import partial
 from io import StringIO
 from typing import Any, Final, TextIO, cast
 
@@ -73,7 +74,7 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
             _Budget(render, output),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=_Factory(output),
+        logger_factory=partial(_Logger, output),
         cache_logger_on_first_use=False,  # a reload may change the level
     )
 
@@ -170,14 +171,6 @@ def _indented(text: str) -> str:
 
 
 class _Logger(structlog.WriteLogger):
-    def __init__(self, output: LogOutput, name: str) -> None:
+    def __init__(self, output: LogOutput, name: str = "kquota") -> None:
         super().__init__(cast(TextIO, output))
         self.name = name
-
-
-class _Factory:
-    def __init__(self, output: LogOutput) -> None:
-        self._output = output
-
-    def __call__(self, *names: Any) -> _Logger:
-        return _Logger(self._output, str(names[0]) if names else "kquota")
