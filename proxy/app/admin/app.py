@@ -106,7 +106,7 @@ class AdminApp:
             "/metrics": self._serve_metrics,
             "/healthz": self._healthz,
             "/readyz": self._readyz,
-            "/brokers": self._brokers,
+            "/brokers": self._list(self._brokers),
             "/quotas": self._list(self._quotas),
             "/throttled": self._list(self._throttled),
             "/explain": self._explain,
@@ -138,14 +138,6 @@ class AdminApp:
         reasons = not_ready(self.proxy, self.source)
         return _json({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
-    async def _brokers(self, request: Request) -> Response:
-        names = ("id", "host", "port", "local_port")
-        async with self._heavy:
-            rows = []
-            async for row in self._steps("/brokers", self.proxy.cluster.all()):
-                rows.append(_row(dict(zip(names, row, strict=True))))
-            return _Pieces(_listed("brokers", rows, {"total": len(rows)}), self._unread)
-
     def _moment(self) -> Moment:
         return Moment(self.now_ms(), time.time(), self.history)
 
@@ -160,6 +152,12 @@ class AdminApp:
                 return _Pieces(await make(most, self._moment()), self._unread)
 
         return serve
+
+    async def _brokers(self, most: int, at: Moment) -> list[bytes]:
+        names, rows = ("id", "host", "port", "local_port"), []
+        async for row in self._steps("/brokers", self.proxy.cluster.all()):
+            rows.append(_row(dict(zip(names, row, strict=True))))
+        return _listed("brokers", rows, {"total": len(rows)})
 
     async def _snapshot(self, most: int, at: Moment) -> list[bytes]:
         head = {"at": at.iso(), "sidecar": self.about(), "not_ready": not_ready(self.proxy, self.source)}
