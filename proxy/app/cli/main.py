@@ -48,7 +48,8 @@ app = typer.Typer(
 )
 app.add_typer(redirect_cli.app, name="redirect", short_help="Redirect connections to a transparent sidecar.")
 app.add_typer(imports.app, name="import", short_help="Import quotas from a cluster or from Strimzi KafkaUsers.")
-ConfigFile = Annotated[Path, option("--config -c", "FILE", "The configuration file (YAML).", envvar="KQUOTA_CONFIG")]
+_CONFIG = option("--config -c", "FILE", "The configuration file (YAML).", envvar="KQUOTA_CONFIG")
+ConfigFile = Annotated[Path, _CONFIG]
 PodName = Annotated[
     str | None,
     option(
@@ -113,8 +114,8 @@ def run(
     config: ConfigFile,
     admin_port: Annotated[
         int | None,
-        typer.Option(
-            metavar="PORT", min=1, max=65_535, envvar="KQUOTA_ADMIN_PORT", help="Admin port; overrides admin.port."
+        option(
+            "--admin-port", "PORT", "Admin port; overrides admin.port.", min=1, max=65_535, envvar="KQUOTA_ADMIN_PORT"
         ),
     ] = None,
 ) -> None:
@@ -132,9 +133,7 @@ def run(
 def check(
     # Hidden in the list of arguments, because typer writes <path> there; the usage and the text below have it.
     file: Annotated[Path | None, typer.Argument(metavar="FILE", hidden=True)] = None,
-    config: Annotated[
-        Path | None, option("--config -c", "FILE", "The configuration file (YAML).", envvar="KQUOTA_CONFIG")
-    ] = None,
+    config: Annotated[Path | None, _CONFIG] = None,
     form: OutputForm = Form.TABLE,
     as_json: AsJson = False,
     on_paper: Annotated[
