@@ -13,7 +13,7 @@ from typing import Any, Final
 import trio
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from deploy.kubernetes.review import PORT_NAME
@@ -147,9 +147,6 @@ def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
                 nursery.start_soon(add, place)
         return _json(joined(title, answers))
 
-    async def to_page(request: Request) -> Response:
-        return RedirectResponse("ui/", 307)
-
     async def until_signal(listener: socket.socket) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
@@ -158,5 +155,5 @@ def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
                 await anext(signals)
                 nursery.cancel_scope.cancel()
 
-    pages = Starlette(routes=[Route("/", to_page), Route("/snapshot", snapshot), *ui.ROUTES])
+    pages = Starlette(routes=[Route("/", ui.to_folder), Route("/snapshot", snapshot), *ui.ROUTES])
     trio.run(until_signal, bind("127.0.0.1", port))

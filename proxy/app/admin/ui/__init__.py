@@ -10,12 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 FOLDER: Final = Path(__file__).parent / "static"
-TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".txt": "text/plain; charset=utf-8",
-}
+TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
 FILES: Final = {path.name: (path.read_bytes(), TYPES[path.suffix]) for path in sorted(FOLDER.iterdir())}
 """Read once: a few small files, and no path from a request is ever opened."""
 HEADERS: Final = {
@@ -25,7 +20,8 @@ HEADERS: Final = {
 }
 
 
-async def _to_folder(request: Request) -> Response:
+async def to_folder(request: Request) -> Response:
+    """Leads to the page."""
     return RedirectResponse("ui/", 307)  # relative: also right behind `kubectl proxy`
 
 
@@ -33,7 +29,7 @@ async def _serve(request: Request) -> Response:
     found = FILES.get(request.path_params.get("name") or "index.html")
     if found is None:
         return Response("not found\n", 404, media_type="text/plain")
-    return Response(found[0], 200, {**HEADERS, "content-type": found[1]})
+    return Response(found[0], 200, HEADERS, found[1])
 
 
-ROUTES: Final = [Route("/ui", _to_folder), Route("/ui/", _serve), Route("/ui/{name}", _serve)]
+ROUTES: Final = [Route("/ui", to_folder), Route("/ui/", _serve), Route("/ui/{name}", _serve)]
