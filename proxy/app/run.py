@@ -32,7 +32,7 @@ from proxy.app.common import logs
 from proxy.app.common.gc_tuning import give_back, is_computing, settle, share_fairly, uncollected
 from proxy.app.common.held_signals import HANDLED, release
 from proxy.app.common.version import kquota_version
-from proxy.app.export.exporter import VARIABLES, new_exporter
+from proxy.app.export.exporter import new_exporter, place_of
 from proxy.app.fleet.member import Member, new_member
 from proxy.app.metrics import Exposition, own
 from proxy.app.sources.known_ports import keep_ports, ports_before
@@ -149,9 +149,7 @@ class Sidecar:
         yield from own.own_families(self.proxy, self.reloads, self.ledger, ready=ready)
 
     def _about(self) -> dict[str, Any]:
-        export = self.config.export
-        names = {name: getattr(export, name, None) or os.environ.get(own) for name, own in VARIABLES.items()}
-        names["pod"] = names["pod"] or socket.gethostname()
+        names = place_of(self.config.export, os.environ)
         names["cluster_id"] = names["cluster_id"] or ", ".join(map(str, self.config.upstream.bootstrap[:1])) or None
         loaded = datetime.fromtimestamp(self.reloads.success_at_s, UTC).isoformat(timespec="seconds")
         return {"version": kquota_version(), "mode": self.config.mode, **names, "config_loaded": loaded}

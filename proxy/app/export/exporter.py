@@ -171,11 +171,15 @@ def partition_of(wall_ms: float) -> str:
     return datetime.fromtimestamp(wall_ms / 1000.0, UTC).strftime("date=%Y-%m-%d/hour=%H")
 
 
+def place_of(settings: Export | None, environment: Mapping[str, str]) -> dict[str, str | None]:
+    """The names of the cluster, the namespace and the pod."""
+    names = {name: getattr(settings, name, None) or environment.get(own) or None for name, own in VARIABLES.items()}
+    return names | {"pod": names["pod"] or socket.gethostname()}
+
+
 def constants(settings: Export, instance: str, version: str, environment: Mapping[str, str]) -> dict[str, str | None]:
     """The fields that are the same in all records of a sidecar."""
-    named = {name: getattr(settings, name) or environment.get(VARIABLES[name]) or None for name in VARIABLES}
-    pod = named["pod"] or socket.gethostname()
-    return {"instance": instance, "kquota_version": version, **named, "pod": pod}
+    return {"instance": instance, "kquota_version": version, **place_of(settings, environment)}
 
 
 def new_exporter(
