@@ -86,15 +86,15 @@ class ClusterSource(QuotaSource):
         state = self.state
         state.polls += 1
         try:
-            self._last, quotas = await first_answer(
+            broker, quotas = await first_answer(
                 self._in_order(), lambda host, port: ask_quotas(host, port, self._access)
             )
         except ClusterError as error:
             self._failed(str(error))
             return
-        self._error = None
+        self._last, self._error = broker, None
         if quotas != self._quotas:
-            await self._changed(quotas)
+            await self._changed(broker, quotas)
         state.successful = True  # they are in force
         state.success_at_s = time.time()
 
@@ -103,12 +103,12 @@ class ClusterSource(QuotaSource):
         first = [] if self._last is None else [self._last]
         return list(dict.fromkeys([*first, *self._addresses()]))
 
-    async def _changed(self, quotas: Quotas) -> None:
+    async def _changed(self, broker: Address, quotas: Quotas) -> None:
         async with self._changing:
             first = self._quotas is None
             unusable = await self._use(quotas)
             self.state.changes += not first
-        log.info("quotas read from the cluster", broker=_text(self._last), entities=len(quotas))
+        log.info("quotas read from the cluster", broker=f"{broker[0]}:{broker[1]}", entities=len(quotas))
         if unusable:
             log.warning(
                 "some of the cluster's quotas cannot be enforced", count=len(unusable), which=unusable[:MAX_LOGGED]
@@ -155,7 +155,3 @@ class ClusterSource(QuotaSource):
         """Poll now, and a few times more."""
         self._again_s = list(AGAIN_S)
         self._wanted.set()
-
-
-def _text(address: Address | None) -> str | None:
-    return None if address is None else f"{address[0]}:{address[1]}"
