@@ -257,7 +257,7 @@ async def test_asks_again_a_broker_that_learns_late(monkeypatch: pytest.MonkeyPa
     answers: list[Quotas] = [{}]  # one after the other, the last one for ever
     asked = 0
 
-    async def ask(*_where: object) -> Quotas:
+    async def ask(*_where: object, access: Access) -> Quotas:
         nonlocal asked
         await trio.lowlevel.checkpoint()
         asked += 1

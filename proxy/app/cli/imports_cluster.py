@@ -33,10 +33,9 @@ from quota.admin import Entity, Quotas, canonical, entity_text
 
 def entries_of_cluster(config: Config) -> tuple[list[dict[str, Any]], list[str]]:
     """Quota entries of a cluster, by the first broker that answers, and what none can express. Raises OSError."""
-    access = _access(config)
-    ask = partial(first_answer, config.upstream.bootstrap, lambda host, port: ask_quotas(host, port, access))
+    ask = partial(ask_quotas, access=_access(config))
     try:
-        return cluster_entries(trio.run(ask)[1])
+        return cluster_entries(trio.run(first_answer, config.upstream.bootstrap, ask)[1])
     except ClusterError as error:
         raise OSError(str(error)) from error
 

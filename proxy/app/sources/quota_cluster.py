@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import structlog
@@ -86,9 +87,7 @@ class ClusterSource(QuotaSource):
         state = self.state
         state.polls += 1
         try:
-            broker, quotas = await first_answer(
-                self._in_order(), lambda host, port: ask_quotas(host, port, self._access)
-            )
+            broker, quotas = await first_answer(self._in_order(), partial(ask_quotas, access=self._access))
         except ClusterError as error:
             self._failed(str(error))
             return
