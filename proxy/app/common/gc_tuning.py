@@ -58,26 +58,21 @@ class _Steps:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inside = 0
+        self.inside = 0
+        """Threads at work."""
         self._usual = (0, 0, 0)
-
-    @property
-    def busy(self) -> bool:
-        """Some thread is working."""
-        with self._lock:
-            return bool(self._inside)
 
     def __enter__(self) -> None:
         with self._lock:
-            if not self._inside:
+            if not self.inside:
                 self._usual = gc.get_threshold()
                 gc.set_threshold(_YOUNG, _NEVER, _NEVER)
-            self._inside += 1
+            self.inside += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if not self._inside:
+            self.inside -= 1
+            if not self.inside:
                 gc.set_threshold(*self._usual)
 
 
@@ -98,4 +93,4 @@ async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Resu
 def is_computing() -> bool:
     """Whether a thread of `beside_traffic` is working. If the process has to end, it must exit at once then: Python's
     orderly exit unwinds such a thread, which not all compiled code survives (seen: SIGABRT)."""
-    return _STEPS.busy
+    return _STEPS.inside > 0
