@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from config.model import Config
     from quota.table import QuotaTable
 
-OK = 0
 ADMIN_VARIABLE = "KQUOTA_ADMIN"
 
 app = typer.Typer(
@@ -97,7 +96,7 @@ def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> 
 def _print_version(wanted: bool) -> None:
     if wanted:
         version(Form.TABLE, as_json=False)
-        raise typer.Exit(OK)
+        raise typer.Exit
 
 
 @app.callback()
@@ -298,11 +297,11 @@ def top(
         raise typer.BadParameter(f"expected one of {', '.join(SORTS)}, not {sort!r}", param_hint="--sort")
     admin = _admin_of(context, admin, pod)
     form = Form.JSON if as_json else form
-    if form.is_data:
-        with errors_reported():
+    with errors_reported():
+        if form.is_data:
             print_data(look_json(admin, text, sort), form)
-        return
-    raise typer.Exit(watch(admin, interval_s=interval_s, once=once, text=text, sort=sort, uncut=form is Form.WIDE))
+        else:
+            watch(admin, interval_s=interval_s, once=once, text=text, sort=sort, uncut=form is Form.WIDE)
 
 
 @app.command(short_help="Show the sidecars of a namespace or gateway on one web page.")

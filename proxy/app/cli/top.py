@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from rich.text import Text
 from config.units import readable_rate, readable_span
 from config.visible import visible
 from proxy.app.cli.admin_client import get_json, understood
-from proxy.app.common.text import safe, say
+from proxy.app.common.text import safe
 from quota.entity import Kind
 
 SORTS = ("use", "throttled", "rate", "name")
@@ -235,30 +236,24 @@ def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
     return {"admin": admin, "total": quotas["total"], "counters": counters}
 
 
-def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, uncut: bool = False) -> int:
-    """Show until Ctrl-C or SIGTERM, or once, with `uncut` in lines of any length. 0: shown; 1: no answer."""
+def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, uncut: bool) -> None:
+    """Show until Ctrl-C or SIGTERM, or once, with `uncut` in lines of any length. Raises OSError if it cannot show it
+    once."""
     console = Console() if sys.stdout.isatty() and not uncut else Console(width=UNCUT)
     look = Look(admin, text, sort)
     if once or uncut or not console.is_terminal:
-        try:
-            console.print(look.page(1_000_000, console.width))
-        except OSError as error:
-            say(f"error: {error}", err=True)
-            return 1
-        return 0
+        console.print(look.page(1_000_000, console.width))
+        return
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal gets its screen and cursor back
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        try:
-            while True:
-                try:
-                    shown = look.page(console.height, console.width)
-                except OSError as error:
-                    again = f"Retrying every {interval_s:g} s; Ctrl-C ends."
-                    shown = Text(f"{visible(str(error))}\n{again}", style="red")
-                live.update(shown, refresh=True)
-                time.sleep(interval_s)
-        except KeyboardInterrupt:
-            return 0
+    with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                shown = look.page(console.height, console.width)
+            except OSError as error:
+                again = f"Retrying every {interval_s:g} s; Ctrl-C ends."
+                shown = Text(f"{visible(str(error))}\n{again}", style="red")
+            live.update(shown, refresh=True)
+            time.sleep(interval_s)
 
 
 def _style(row: Row) -> str:
