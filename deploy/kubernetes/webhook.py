@@ -301,10 +301,7 @@ async def _serve(
 def main(template: Path, files: tuple[Path, Path, Path | None] | None, host: str, port: int, account: Path) -> int:
     """Run `kquota webhook`: 0 after SIGTERM, 1 with one line when it cannot run. `files`: certificate, key and
     authority; None: its own."""
-    level, complaint = logs.effective_level("info")
-    logs.configure(level)
-    if complaint:
-        log.warning(complaint)
+    logs.configure("info")
     try:
         trio.run(_serve, template, files, host, port, account)
     except (OSError, TemplateError, BaseExceptionGroup) as error:

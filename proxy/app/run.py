@@ -156,7 +156,7 @@ class Sidecar:
 
     async def _apply(self, config: Config, table: QuotaTable) -> None:
         await self.source.reload(config, table)
-        configure_logs(config)
+        logs.configure(config.log.level, config.log.format)
         await trio.to_thread.run_sync(give_back)
 
     async def serve(
@@ -270,14 +270,6 @@ class Sidecar:
         self.metrics.admin_evicted += 1
 
 
-def configure_logs(config: Config) -> None:
-    """Log as the configuration and the environment say."""
-    level, complaint = logs.effective_level(config.log.level)
-    logs.configure(level, config.log.format)
-    if complaint:
-        log.warning(complaint)
-
-
 async def run_sidecar(
     config_path: Path | str,
     *,
@@ -316,7 +308,7 @@ def main(path: Path, admin_port: int | None = None) -> int:
     share_fairly()
     with uncollected():
         loaded = read(path)
-    configure_logs(loaded[0])
+    logs.configure(loaded[0].log.level, loaded[0].log.format)
     if raised := raise_limit():
         log.info("limit of open files raised", before=raised[0], now=raised[1])
 

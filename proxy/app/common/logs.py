@@ -43,7 +43,9 @@ def effective_level(configured: str) -> tuple[str, str | None]:
 
 
 def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> None:
-    """Set up logging for the process; called again when a reload changes it. Raises KeyError for an unknown level."""
+    """Set up logging for the process; called again when a reload changes it. The environment's level has precedence.
+    Raises KeyError for an unknown level."""
+    level, complaint = effective_level(level)
     stream = stream or sys.stderr
     output = output_of(stream)
     console = style == "console" or (style == "auto" and stream.isatty())
@@ -77,6 +79,8 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
         logger_factory=partial(_Logger, output),
         cache_logger_on_first_use=False,  # a reload may change the level
     )
+    if complaint:
+        structlog.get_logger("kquota").warning(complaint)
 
 
 class _Budget:
