@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
@@ -46,14 +46,9 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except run.RulesError as error:
-        _fail(str(error), WRONG_USE)
+        text.fail(str(error), WRONG_USE)
     except run.RedirectError as error:
-        _fail(str(error), FAILED)
-
-
-def _fail(reason: str, code: int) -> NoReturn:
-    text.say(f"error: {reason}", err=True)
-    raise typer.Exit(code)
+        text.fail(str(error))
 
 
 @app.command(short_help="Install rules.")
@@ -153,7 +148,7 @@ def show(form: OutputForm = Form.TABLE, as_json: AsJson = False) -> None:
         text.print_data({"rules": "\n".join(shown).splitlines()}, form)
         raise typer.Exit(0 if shown else FAILED)
     if not shown:
-        _fail("no rules of kquota", FAILED)
+        text.fail("no rules of kquota")
     typer.echo("\n".join(shown))
 
 
@@ -163,7 +158,7 @@ def _of_file(path: Path) -> tuple[int, int | None]:
     with text.errors_reported():
         config = load(path)
     if config.mode != "transparent":
-        _fail(f"{path}: mode is {config.mode}: connections that are redirected need mode: transparent", WRONG_USE)
+        text.fail(f"{path}: mode is {config.mode}: connections that are redirected need mode: transparent", WRONG_USE)
     if config.listen.port == 0:
-        _fail(f"{path}: listen.port is 0, any free one: expected the port to redirect connections to", WRONG_USE)
+        text.fail(f"{path}: listen.port is 0, any free one: expected the port to redirect connections to", WRONG_USE)
     return config.listen.port, config.transparent.mark

@@ -11,13 +11,13 @@ import typer
 from config.problems import ConfigError, Place
 from config.visible import visible
 from proxy.app.common.text import (
-    FAILED,
     WRONG_USE,
     AsJson,
     Form,
     OutputForm,
     columns,
     errors_reported,
+    fail,
     json_text,
     option,
     print_data,
@@ -98,8 +98,7 @@ def _entry(source: Source, place: Place, resource: dict[str, Any]) -> dict[str, 
 
 def _print(entries: list[dict[str, Any]], form: Form, none: str) -> None:
     if not entries:
-        say(f"error: {none}", err=True)
-        raise typer.Exit(FAILED)
+        fail(none)
     if form.is_data:
         print_data({"quotas": entries}, form)
         return

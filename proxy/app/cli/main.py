@@ -24,6 +24,7 @@ from proxy.app.common.text import (
     OutputForm,
     ascii_json,
     errors_reported,
+    fail,
     flag,
     option,
     print_data,
@@ -367,8 +368,7 @@ def init(
             file.write(text)
     except OSError as error:
         reason = "already exists" if isinstance(error, FileExistsError) else error.strerror
-        say(f"error: {output}: {reason}", err=True)
-        raise typer.Exit(FAILED) from None
+        fail(f"{output}: {reason}")
     say(f"{output} written; next: kquota check --config {output}")
 
 
@@ -414,8 +414,7 @@ def webhook(
     try:
         from deploy.kubernetes.webhook import main as webhook_main
     except ModuleNotFoundError as error:
-        say(f"error: the webhook needs its extra packages ({error.name}): pip install 'kquota[webhook]'", err=True)
-        raise typer.Exit(FAILED) from None
+        fail(f"the webhook needs its extra packages ({error.name}): pip install 'kquota[webhook]'")
 
     files = None if cert is None or key is None else (cert, key, authority)
     raise typer.Exit(webhook_main(template, files, host, port, service_account))
@@ -430,8 +429,7 @@ def demo(
     """Start a broker, the sidecar and clients, and watch quotas at work. Needs a checkout."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "tests/lab/demo").is_dir():
-        say("error: the demo runs in a checkout only: make demo", err=True)
-        raise typer.Exit(FAILED)
+        fail("the demo runs in a checkout only: make demo")
     arguments = ["--seconds", str(seconds), *["--plain"] * plain, *(["--usage", str(usage)] if usage else [])]
     paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "tests.lab.demo", *arguments]

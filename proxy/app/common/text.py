@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -87,6 +87,12 @@ def say_problems(problems: Sequence[Problem]) -> None:
         say(f"error: … and {len(problems) - MAX_PROBLEMS} more problems", err=True)
 
 
+def fail(reason: str, code: int = FAILED) -> NoReturn:
+    """Print the reason on stderr and exit."""
+    say(f"error: {reason}", err=True)
+    raise typer.Exit(code)
+
+
 @contextmanager
 def errors_reported(code: int = FAILED) -> Iterator[None]:
     """Says what is wrong on stderr and exits: for a file that is invalid, and, with `code`, for anything that cannot be
@@ -97,8 +103,7 @@ def errors_reported(code: int = FAILED) -> Iterator[None]:
         say_problems(error.problems)
         raise typer.Exit(WRONG_USE) from None
     except OSError as error:
-        say(f"error: {error}", err=True)
-        raise typer.Exit(code) from None
+        fail(str(error), code)
 
 
 def json_text(value: Any) -> str:
