@@ -20,9 +20,9 @@ from proxy.app.common.text import (
     fail,
     json_text,
     option,
-    print_data,
     safe,
     say,
+    show,
 )
 from proxy.net.files import read_file
 
@@ -99,11 +99,9 @@ def _entry(source: Source, place: Place, resource: dict[str, Any]) -> dict[str, 
 def _print(entries: list[dict[str, Any]], form: Form, none: str) -> None:
     if not entries:
         fail(none)
-    if form.is_data:
-        print_data({"quotas": entries}, form)
-        return
     keys = list(dict.fromkeys(key for entry in entries for key in entry))
-    say(columns([keys, *(["-" if key not in entry else safe(str(entry[key])) for key in keys] for entry in entries)]))
+    rows = [["-" if key not in entry else safe(str(entry[key])) for key in keys] for entry in entries]
+    show({"quotas": entries}, columns([keys, *rows]), form)
 
 
 @app.callback()

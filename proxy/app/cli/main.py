@@ -30,6 +30,7 @@ from proxy.app.common.text import (
     print_data,
     say,
     say_problems,
+    show,
 )
 
 if TYPE_CHECKING:
@@ -219,11 +220,7 @@ def explain(
         answer = _ask(admin, user, client_id, address)
         with errors_reported(), understood(admin):
             text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
-    form = Form.JSON if as_json else form
-    if form.is_data:
-        print_data(answer, form)
-    else:
-        say(text)
+    show(answer, text, Form.JSON if as_json else form)
 
 
 def _ask(admin: str, user: str | None, client_id: str | None, address: str | None) -> dict[str, Any]:
@@ -387,10 +384,8 @@ def version(form: OutputForm = Form.TABLE, as_json: AsJson = False) -> None:
     from quota import compiled
 
     found = {"kquota": kquota_version(), "python": platform.python_version(), "data_path": compiled.description()}
-    if (form := Form.JSON if as_json else form).is_data:
-        print_data(found, form)
-    else:
-        say("kquota {kquota}, Python {python}, data path: {data_path}".format_map(found))
+    text = "kquota {kquota}, Python {python}, data path: {data_path}".format_map(found)
+    show(found, text, Form.JSON if as_json else form)
 
 
 @app.command(short_help="Inject sidecars into pods (Kubernetes).")

@@ -122,6 +122,14 @@ def print_data(value: Any, form: Form = Form.JSON) -> None:
     say(dump(value).rstrip("\n") if form is Form.YAML else json_text(value))
 
 
+def show(value: Any, text: str, form: Form) -> None:
+    """Print the value for programs or the text for people."""
+    if form.is_data:
+        print_data(value, form)
+    else:
+        say(text)
+
+
 def ascii_json(value: Any, **options: Any) -> str:
     """JSON in one line of ASCII without control characters: DEL is the only one that JSON itself does not escape."""
     return json.dumps(value, **options).replace("\x7f", "\\u007f")
