@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import MutableMapping
 from functools import partial
-from io import StringIO
 from typing import Any, Final, TextIO, cast
 
 import structlog
@@ -52,22 +51,14 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
     render: list[Any]
     if console:
         stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False)
-        render = [
-            _short_values,
-            _visible_values,
-            structlog.dev.ConsoleRenderer(
-                colors=stream.isatty(), exception_formatter=_visible_traceback, sort_keys=False
-            ),
-        ]
+        plain = structlog.dev.plain_traceback
+        console_line = structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain, sort_keys=False)
+        render = [_visible_values, console_line]
     else:
         stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
-        # Python's own text, without local variables: they may hold client data, passwords and tokens included.
-        render = [
-            structlog.processors.format_exc_info,
-            _short_values,
-            _in_reading_order,
-            structlog.processors.JSONRenderer(ascii_json, default=str),
-        ]
+        render = [_in_reading_order, structlog.processors.JSONRenderer(ascii_json, default=str)]
+    # Python's own tracebacks, without local variables: they may hold client data, passwords and tokens included.
+    render = [structlog.processors.format_exc_info, _short_values, *render]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -145,9 +136,7 @@ def _visible_values(logger: Any, method: str, event: MutableMapping[str, Any]) -
     """Before the console renderer adds colours: nothing else in the line may control the terminal."""
     shown: dict[str, Any] = {}
     for key, value in event.items():
-        if key == "exc_info":
-            shown[key] = value  # _visible_traceback's
-        elif key in ("event", "level", "timestamp"):
+        if key in ("event", "level", "timestamp"):
             shown[key] = visible(str(value))
         elif key in ("stack", "exception"):
             shown[key] = _indented(str(value))
@@ -161,12 +150,6 @@ def _value(value: Any) -> str:
         return visible(repr(value))
     text = safe(value)
     return repr(text) if text == value and _QUOTED.intersection(text) else text
-
-
-def _visible_traceback(out: TextIO, exc_info: Any) -> None:
-    plain = StringIO()
-    structlog.dev.plain_traceback(plain, exc_info)
-    out.write("\n" + _indented(_short(plain.getvalue().strip("\n"), MAX_TRACEBACK_CHARACTERS)))
 
 
 def _indented(text: str) -> str:
