@@ -185,45 +185,39 @@ class Sidecar:
 
     async def _work(self, scope: trio.CancelScope, task_status: trio.TaskStatus[Sidecar]) -> None:
         """The proxy and its helpers; the admin port outlives them, so that probes see the drain."""
-        async with trio.open_nursery() as nursery:
-            proxy_done = trio.Event()
+        async with trio.open_nursery() as helpers:
             self.member = new_member(self.config, self.ledger, self.security, now_ms)
-
-            async def serve_proxy(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-                await self.proxy.serve(task_status=task_status)
-                proxy_done.set()
-
-            await nursery.start(serve_proxy)
-            nursery.start_soon(self.watcher.run)
-            nursery.start_soon(self.security.follower.run)
-            nursery.start_soon(self.source.run)
-            nursery.start_soon(self._expire)
-            nursery.start_soon(ThrottleLog(self.ledger).run)
-            if self.config.listen.state_file is not None:
-                nursery.start_soon(keep_ports, Path(self.config.listen.state_file), self.proxy)
-            if self.exporter is not None:
-                nursery.start_soon(self.exporter.run)
-            if self.member is not None:
-                nursery.start_soon(self.member.run)
-            if self.config.admin is not None:
-                nursery.start_soon(self.history.run)
-            admin, port = self.config.admin, self.admin_port
-            log.info(
-                "kquota is up",
-                version=kquota_version(),
-                data_path=compiled.description(),
-                **({"tls": channel.DESCRIPTION} if self.security.sides else {}),
-                port=self.port,
-                admin=None if admin is None or port is None else f"http://{HostPort(admin.host, port)}",
-                config=str(self.path),
-            )
-            task_status.started(self)
-            await proxy_done.wait()
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self.proxy.serve)
+                helpers.start_soon(self.watcher.run)
+                helpers.start_soon(self.security.follower.run)
+                helpers.start_soon(self.source.run)
+                helpers.start_soon(self._expire)
+                helpers.start_soon(ThrottleLog(self.ledger).run)
+                if self.config.listen.state_file is not None:
+                    helpers.start_soon(keep_ports, Path(self.config.listen.state_file), self.proxy)
+                if self.exporter is not None:
+                    helpers.start_soon(self.exporter.run)
+                if self.member is not None:
+                    helpers.start_soon(self.member.run)
+                if self.config.admin is not None:
+                    helpers.start_soon(self.history.run)
+                admin, port = self.config.admin, self.admin_port
+                log.info(
+                    "kquota is up",
+                    version=kquota_version(),
+                    data_path=compiled.description(),
+                    **({"tls": channel.DESCRIPTION} if self.security.sides else {}),
+                    port=self.port,
+                    admin=None if admin is None or port is None else f"http://{HostPort(admin.host, port)}",
+                    config=str(self.path),
+                )
+                task_status.started(self)
             if self.exporter is not None:
                 await self.exporter.finish()
             if self.member is not None:
                 await self.member.finish()
-            nursery.cancel_scope.cancel()
+            helpers.cancel_scope.cancel()
         if count := self.proxy.counters.connections.closed[CloseReason.DRAIN_TIMEOUT]:
             log.warning("connections closed with requests in flight", count=count)
         log.info("stopped")
