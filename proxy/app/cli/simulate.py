@@ -15,6 +15,7 @@ from config.load import load_limits
 from config.model import CONNECTION_LIMIT_NAMES, LIMIT_NAMES, Config
 from config.problems import ConfigError, value_text
 from config.settings import new_ledger
+from config.source import number
 from config.table import to_table
 from config.types import DEFAULT_WORD
 from config.units import as_written
@@ -225,15 +226,15 @@ def run(
     """(True, result) per event and (False, {"line", "error"}) per invalid line, which changes nothing. `table`: limits
     other than the configuration's. `compare`: each mutation with the decision of each algorithm."""
     simulation = Simulation(config, table=table, compare=compare)
-    for number, line in enumerate(lines, 1):
+    for count, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             yield True, simulation.apply(json.loads(line))
         except EventError as error:
-            yield False, {"line": number, "error": str(error)}
+            yield False, {"line": count, "error": str(error)}
         except (ValueError, RecursionError) as error:
-            yield False, {"line": number, "error": f"expected one JSON object: {error}"}
+            yield False, {"line": count, "error": f"expected one JSON object: {error}"}
 
 
 def group_name(user_tag: str, client_tag: str) -> str:
@@ -259,11 +260,9 @@ def _value(event: dict[str, Any], key: str, fine: Callable[[Any], bool], expecte
 
 
 def _number(event: dict[str, Any], key: str, most: int) -> float:
-    def fine(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
-
-    number: float = _value(event, key, fine, f"a number of at least 0 and at most {most}")
-    return number
+    expected = f"a number of at least 0 and at most {most}"
+    found: float = _value(event, key, lambda value: number(value) is not None and 0 <= value <= most, expected)
+    return found
 
 
 def _text(event: dict[str, Any], key: str) -> str:

@@ -21,7 +21,6 @@ from proxy.app.cli.admin_client import get_json, understood
 from proxy.app.common.text import safe
 from quota.entity import Kind
 
-SORTS = ("use", "throttled", "rate", "name")
 NEAR = 0.9
 BAR_COLUMNS = 10
 HEADINGS = ("user", "client-id", "kind", "limit", "now", "use", "delay", "state", "limit from")
