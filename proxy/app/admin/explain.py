@@ -98,7 +98,7 @@ def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: 
         "limit": one.limit,
         "scope": _scope(ledger, entry),
         "level": level,
-        "entity": _entity(entry),
+        "entity": None if entry is None else entity_json(entry),
         "set_in": _set_in(entry, RATE_FIELD[one.kind], origin),
         "mode": one.mode,
         "candidate_limit": one.candidate_limit,
@@ -240,9 +240,8 @@ def _set_in(entry: Entry | ConnectionEntry | None, key: str, origin: Origin | No
     return origin(((entry.entity_type.value, None if entry.name is DEFAULT else str(entry.name)),), key)
 
 
-def _entity(entry: Entry | None) -> dict[str, str] | None:
-    if entry is None:
-        return None
+def entity_json(entry: Entry) -> dict[str, str]:
+    """The names that an entry has."""
     names = {"user": entry.user, "client-id": entry.client_id}
     return {label: name if isinstance(name, str) else "<default>" for label, name in names.items() if name is not None}
 
@@ -295,7 +294,7 @@ def throttled_row(group: QuotaCounter, ledger: Ledger, at: Moment, origin: Origi
         "setting": RATE_FIELD[group.kind],
         "limit": group.limit,
         "level": None if group.level is None else group.level.label,
-        "entity": _entity(group.entry),
+        "entity": None if group.entry is None else entity_json(group.entry),
         "set_in": _set_in(group.entry, RATE_FIELD[group.kind], origin),
         "observed": group.observed(int(at.now_ms)),
         "now": standing_json(group, at, ledger),

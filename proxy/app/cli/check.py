@@ -15,7 +15,7 @@ from config.source import Source
 from config.types import DEFAULT_WORD, HostPort
 from config.units import as_written, readable_bytes, readable_span
 from config.visible import visible
-from proxy.app.admin.explain import identity_on_paper
+from proxy.app.admin.explain import entity_json, identity_on_paper
 from proxy.app.admin.explain_text import user_text
 from proxy.app.common.text import columns, more_than, readable_limit, readable_name, safe
 from proxy.net.tls import channel
@@ -195,10 +195,9 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     def limits(of: Callable[[Kind], float | None]) -> dict[str, Any]:
         return {RATE_FIELD[kind]: as_written(limit) for kind in Kind if (limit := of(kind)) is not None}
 
-    names = {"user": entry.user, "client-id": entry.client_id}
-    written = {label: _written(name) for label, name in names.items() if name is not None}
     on_trial = limits(entry.candidate_limit)
-    return written | limits(entry.limit) | {"mode": entry.mode} | ({"candidate": on_trial} if on_trial else {})
+    candidate = {"candidate": on_trial} if on_trial else {}
+    return entity_json(entry) | limits(entry.limit) | {"mode": entry.mode} | candidate
 
 
 def _limit_cell(entry: Entry, kind: Kind) -> str:
