@@ -5,7 +5,11 @@ import time
 
 import pytest
 
+from config.load import load_bytes
+from proxy.app.export import exporter
 from proxy.app.export.worker import Batch, ExportError, Worker
+from quota.ledger import Ledger
+from quota.table import QuotaTable
 from tests.support.waiting import until
 
 LIMIT_S = 20.0
@@ -113,3 +117,11 @@ def test_a_bug_in_a_sink_ends_the_export_alone() -> None:
     for _ in range(1000):
         worker.offer(batch(b"x" * 100))
     assert worker.pending_bytes <= 1000
+
+
+async def test_kafka_python_gets_ipv6_addresses_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(exporter, "connector", lambda bootstrap, security: asked.append(bootstrap))
+    config = load_bytes("k.yaml", b'{upstream: {bootstrap: ["[::1]:9093", "k:9094"]}, export: {kafka_topic: t}}')
+    exporter.new_exporter(config, Ledger(QuotaTable()), "1")
+    assert asked == [["[::1]:9093", "k:9094"]]  # without brackets the port would be part of the address

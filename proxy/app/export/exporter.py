@@ -194,8 +194,8 @@ def new_exporter(
         files = FileSink(Path(settings.directory), instance, settings.rotate_s, ROTATE_BYTES, settings.keep_bytes)
         workers.append(Worker("files", files, BUFFER_BYTES))
     if settings.kafka_topic is not None:
-        bootstrap = [f"{address.host}:{address.port}" for address in config.upstream.bootstrap]
-        topic = TopicSink(settings.kafka_topic, instance, connector(bootstrap, security))
+        connect = connector([str(address) for address in config.upstream.bootstrap], security)
+        topic = TopicSink(settings.kafka_topic, instance, connect)
         workers.append(Worker("topic", topic, BUFFER_BYTES))
     same = constants(settings, instance, version, os.environ)
     return Exporter(ledger, workers, settings.interval_s, same, files)

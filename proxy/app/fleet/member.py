@@ -502,6 +502,6 @@ def new_member(config: Config, ledger: Ledger, security: Security, now_ms: Calla
     settings, keys = config.fleet, security.fleet_keys
     if settings is None or keys is None:
         return None
-    bootstrap = [f"{address.host}:{address.port}" for address in config.upstream.bootstrap]
+    bootstrap = [str(address) for address in config.upstream.bootstrap]
     name = os.environ.get("KQUOTA_POD_NAME") or socket.gethostname()
     return Member(settings, ledger, Exchange(settings, bootstrap, security.producer_settings), keys, now_ms, name)
