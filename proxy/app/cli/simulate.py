@@ -20,7 +20,7 @@ from config.table import to_table
 from config.types import DEFAULT_WORD
 from config.units import as_written
 from proxy.app.cli.check import connection_entry_json, entry_json
-from quota.connections import EntityType, Refusal, Ticket, canonical_address, canonical_source
+from quota.connections import EntityType, Ticket, canonical_address, canonical_source
 from quota.counter import MutationAlgorithm
 from quota.entity import ANONYMOUS, DEFAULT, Default, Kind, Name
 from quota.ledger import Account, Ledger
@@ -124,16 +124,12 @@ class Simulation:
             result["closed"] = True
         else:
             decision = gate.admit(address, user, now_ms)
-            refused = decision if isinstance(decision, Refusal) else None
+            result |= {"accepted": True, "throttle_ms": 0, "reason": None, "limit": None, "observed": None}
             if isinstance(decision, Ticket):
                 tickets.append(decision)
-            result |= {
-                "accepted": refused is None,
-                "throttle_ms": 0 if refused is None else refused.delay_ms,
-                "reason": None if refused is None else refused.cause.value,
-                "limit": None if refused is None else as_written(refused.limit),
-                "observed": None if refused is None else as_written(refused.observed),
-            }
+            else:
+                result |= {"accepted": False, "throttle_ms": decision.delay_ms, "reason": decision.cause.value}
+                result |= {"limit": as_written(decision.limit), "observed": as_written(decision.observed)}
         names = {EntityType.IP: address, EntityType.USER: user}
         standings = {scope.value: gate.standing(scope, name, now_ms) for scope, name in names.items()}
         result["rate"] = {scope: as_written(one.observed) for scope, one in standings.items()}

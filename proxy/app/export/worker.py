@@ -110,11 +110,11 @@ class Worker:
             while (batch := self._take()) is not None:
                 if self._deliver(batch):
                     retry_s = FIRST_RETRY_S
-                    continue
-                if self._give_back(batch):
+                elif self._give_back(batch):
                     break
-                self._rest(retry_s)
-                retry_s = min(retry_s * 2, LONGEST_RETRY_S)
+                else:
+                    self._rest(retry_s)
+                    retry_s = min(retry_s * 2, LONGEST_RETRY_S)
             self._try(self._sink.close)
         except Exception:  # an internal error ends the export, never the traffic
             log.exception("the writer of usage records stopped: internal error", sink=self.name)
