@@ -121,7 +121,7 @@ def test_a_bug_in_a_sink_ends_the_export_alone() -> None:
 
 async def test_kafka_python_gets_ipv6_addresses_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr(exporter, "connector", lambda bootstrap, security: asked.append(bootstrap))
+    monkeypatch.setattr(exporter, "TopicSink", lambda topic, instance, bootstrap, security: asked.append(bootstrap))
     config = load_bytes("k.yaml", b'{upstream: {bootstrap: ["[::1]:9093", "k:9094"]}, export: {kafka_topic: t}}')
     exporter.new_exporter(config, Ledger(QuotaTable()), "1")
     assert asked == [["[::1]:9093", "k:9094"]]  # without brackets the port would be part of the address

@@ -18,7 +18,7 @@ from config.model import Config
 from config.sections import Export
 from proxy.app.export.files import FileSink
 from proxy.app.export.rows import Sampler
-from proxy.app.export.topic import TopicSink, connector
+from proxy.app.export.topic import TopicSink
 from proxy.app.export.worker import Batch, Worker
 from quota.ledger import Ledger
 from quota.record import to_line
@@ -194,8 +194,8 @@ def new_exporter(
         files = FileSink(Path(settings.directory), instance, settings.rotate_s, ROTATE_BYTES, settings.keep_bytes)
         workers.append(Worker("files", files, BUFFER_BYTES))
     if settings.kafka_topic is not None:
-        connect = connector([str(address) for address in config.upstream.bootstrap], security)
-        topic = TopicSink(settings.kafka_topic, instance, connect)
+        bootstrap = [str(address) for address in config.upstream.bootstrap]
+        topic = TopicSink(settings.kafka_topic, instance, bootstrap, security)
         workers.append(Worker("topic", topic, BUFFER_BYTES))
     same = constants(settings, instance, version, os.environ)
     return Exporter(ledger, workers, settings.interval_s, same, files)

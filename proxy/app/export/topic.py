@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from proxy.app.export.worker import Batch, ExportError
@@ -18,18 +19,21 @@ PORTION: Final = 20
 """Records passed on before the event loop's thread gets the GIL (about 0.5 ms)."""
 _PAUSE_S: Final = 0.0005
 
-Connect = Callable[[], Any]
-"""Makes a KafkaProducer. Raises what kafka-python raises."""
 
+class TopicSink:
+    """Produces records to `topic`. At least once: what is not confirmed in time is sent again."""
 
-def connector(bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]] = dict) -> Connect:
-    """Producers for this cluster; `security()`: what they need to connect. Imports kafka-python now (0.3 s)."""
-    from kafka import KafkaProducer
+    def __init__(
+        self, topic: str, instance: str, bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """`security()`: what a producer needs to connect. Imports kafka-python now (0.3 s)."""
+        from kafka import KafkaProducer
 
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters of it comes back as an exception
-
-    def connect() -> Any:
-        return KafkaProducer(
+        logging.getLogger("kafka").setLevel(logging.CRITICAL)  # what matters of it comes back as an exception
+        self._topic = topic
+        self._key = instance.encode()
+        self._connect = partial(
+            KafkaProducer,
             bootstrap_servers=list(bootstrap),
             client_id=CLIENT_ID,
             acks="all",
@@ -43,19 +47,8 @@ def connector(bootstrap: Sequence[str], security: Callable[[], Mapping[str, Any]
             bootstrap_timeout_ms=5_000,
             reconnect_backoff_max_ms=5_000,
             metrics_enabled=False,
-            **security(),
         )
-
-    return connect
-
-
-class TopicSink:
-    """Produces records to `topic`. At least once: what is not confirmed in time is sent again."""
-
-    def __init__(self, topic: str, instance: str, connect: Connect) -> None:
-        self._topic = topic
-        self._key = instance.encode()
-        self._connect = connect
+        self._security = security
         self._producer: Any = None
 
     def write(self, batch: Batch) -> None:
@@ -64,7 +57,7 @@ class TopicSink:
         failure: BaseException | None = None
         try:
             if self._producer is None:
-                self._producer = self._connect()
+                self._producer = self._connect(**self._security())
             for count, line in enumerate(batch.lines, 1):
                 sent.append((line, self._producer.send(self._topic, value=line[:-1], key=self._key)))
                 if count % PORTION == 0:
