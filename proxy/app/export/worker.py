@@ -97,10 +97,11 @@ class Worker:
         """Size of that."""
         return sum(batch.size_bytes for batch in self.pending())
 
-    def lag_s(self, now_s: float) -> float:
+    @property
+    def lag_s(self) -> float:
         """How long ago the interval of the oldest of it ended; 0 when nothing is queued."""
         oldest = next(iter(self.pending()), None)
-        return 0.0 if oldest is None else max(now_s - oldest.end_ms / 1000.0, 0.0)
+        return 0.0 if oldest is None else max(time.time() - oldest.end_ms / 1000.0, 0.0)
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 

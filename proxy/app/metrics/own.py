@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import heapq
 import platform
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, islice
 from operator import attrgetter, itemgetter
-from typing import Any, Final
+from typing import Final
 
 import trio
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -17,7 +16,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from proxy.app.common.top_k import OTHER, label
 from proxy.app.common.version import kquota_version
 from proxy.app.export.exporter import Exporter
-from proxy.app.export.worker import Worker
 from proxy.app.fleet.member import Member
 from proxy.app.metrics.families import by, counter, gauge, labelled
 from proxy.app.sources.quota_source import SourceState
@@ -96,24 +94,21 @@ def source_families(state: SourceState, alterations: Mapping[str, int]) -> Itera
 
 def export_families(exporter: Exporter) -> Iterator[Metric]:
     """Usage records and their sinks."""
-    now_s = time.time()
-    families: tuple[tuple[type[Any], str, str, Callable[[Worker], float]], ...] = (
-        (CounterMetricFamily, "records", "Usage records delivered.", attrgetter("records")),
-        (CounterMetricFamily, "errors", "Failed attempts to deliver usage records.", attrgetter("errors")),
-        (CounterMetricFamily, "dropped", "Usage records lost: buffer full, or shutdown.", attrgetter("dropped")),
-        (GaugeMetricFamily, "pending_bytes", "Size of waiting usage records.", attrgetter("pending_bytes")),
-        (GaugeMetricFamily, "last_success_timestamp_seconds", _LAST, attrgetter("last_success_s")),
-        (GaugeMetricFamily, "lag_seconds", "Age of the oldest waiting usage record.", lambda one: one.lag_s(now_s)),
-    )
-    for family, name, text, value in families:
-        yield labelled(family, f"export_{name}", text, "sink", {one.name: value(one) for one in exporter.workers})
+    last = "When usage records were last delivered; 0: never."
+    for family, name, value, text in (
+        (CounterMetricFamily, "records", "records", "Usage records delivered."),
+        (CounterMetricFamily, "errors", "errors", "Failed attempts to deliver usage records."),
+        (CounterMetricFamily, "dropped", "dropped", "Usage records lost: buffer full, or shutdown."),
+        (GaugeMetricFamily, "pending_bytes", "pending_bytes", "Size of waiting usage records."),
+        (GaugeMetricFamily, "last_success_timestamp_seconds", "last_success_s", last),
+        (GaugeMetricFamily, "lag_seconds", "lag_s", "Age of the oldest waiting usage record."),
+    ):
+        values = {one.name: getattr(one, value) for one in exporter.workers}
+        yield labelled(family, f"export_{name}", text, "sink", values)
     deleted, folded = exporter.files.deleted if exporter.files else 0, exporter.sampler.folded
     yield counter("export_files_deleted", "Complete files deleted because of keep_bytes.", deleted)
     yield counter("export_folded_clients", "Clients in a record of `other`, summed over intervals.", folded)
     yield counter("export_failures", "Intervals lost by an internal error.", exporter.failures)
-
-
-_LAST = "When usage records were last delivered; 0: never."
 
 
 def security_families(security: Security, counters: Counters) -> Iterator[Metric]:
