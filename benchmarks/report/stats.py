@@ -23,6 +23,12 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[max(rank, 1) - 1]
 
 
+def jain(values: Sequence[float]) -> float:
+    """Jain's fairness index, (sum x)^2 / (n sum x^2): 1 when all have the same, 1/n when one has everything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Median over rounds, with the least and the most."""

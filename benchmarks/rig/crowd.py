@@ -1,172 +1,270 @@
-"""Very many connections in one small process: each with one request in flight, as fast as it is answered.
+"""Very many connections in one small process: each always has one request under way, as fast as it is answered.
 
-Run by `benchmarks.suites.load`: `python -m benchmarks.rig.crowd HOST PORT TOPIC WRITERS READERS`. It connects, asks
-ApiVersions on each connection, says `{"connected": n}`, and then obeys lines on its standard input: `run WARMUP_S
-SECONDS` measures and answers with a line of JSON, `quit` or the end of input closes everything.
+Started by `clients` with a plan on stdin; says how many connections it has, works, and says who got how many bytes at
+which moment. Times are CLOCK_MONOTONIC's, which both processes share.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import select
 import socket
 import struct
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from benchmarks.rig.rawclient import RECEIVE_BYTES, Address, api_versions_frame, produce_frame
+from benchmarks.rig.rawclient import Address, greet, produce_frame
 
-WRITERS, READERS = b"crowd-write", b"crowd-read"
-"""Client ids."""
-WRITE_BYTES = 1000
-READ_BYTES = 10_000
 FETCH, FETCH_VERSION = 1, 4
-SPARE_DESCRIPTORS = 100
-ANSWER_LIMIT_S = 60.0
-"""To be greeted: hundreds come at once."""
+FETCHED_BATCHES = 16
+MAX_FETCHED_BYTES = 4_000_000
+EMPTY_BYTES = 200
+"""Fetch answers up to this size hold no records: what a throttled consumer is told. Quotas do not count them."""
+TICK_S = 0.1
+"""The cumulative bytes of each group are noted so often."""
+CONNECT_LIMIT_S = 60.0
+_READ_BYTES = 1 << 20
+_HEAD_BYTES = 16
 
 
-def fetch_frame(topic: str) -> bytearray:
-    """A Fetch request of version 4 for partition 0 from its beginning; its correlation id stands at bytes 8 to 11."""
-    name = topic.encode()
-    header = struct.pack(">hhih", FETCH, FETCH_VERSION, 0, len(READERS)) + READERS
-    # replica id, max wait in ms, min bytes, max bytes, isolation level
-    body = struct.pack(">iiiib", -1, 0, 0, READ_BYTES, 0)
-    body += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, 0, 0, READ_BYTES)
-    return bytearray(struct.pack(">i", len(header) + len(body)) + header + body)
+@dataclass
+class Cell:
+    """One group: a limit and the connections that share it."""
+
+    client_id: str
+    kind: Literal["produce", "fetch"]
+    limit: float
+    """bytes/s"""
+    connections: int
+    topic: str
+    batch_bytes: int
+
+
+@dataclass
+class Seen:
+    """What one group got."""
+
+    cell: Cell
+    at_s: list[float] = field(default_factory=list)
+    total_bytes: list[int] = field(default_factory=list)
+    """At each moment of `at_s`, since the start."""
+    throttled: list[int] = field(default_factory=list)
+    """Answers with a throttle time until then."""
+    per_connection: dict[str, list[int]] = field(default_factory=dict)
+    """By the moment that was asked for."""
+    dropped: int = 0
+    """Connections that were closed."""
+
+
+def quotas(cells: Sequence[Cell], factor: float = 1.0) -> list[dict[str, Any]]:
+    """An entry for each cell, with its limit times a factor."""
+    names = {"produce": "producer_byte_rate", "fetch": "consumer_byte_rate"}
+    return [{"client-id": cell.client_id, names[cell.kind]: int(cell.limit * factor)} for cell in cells]
+
+
+def fetch_frame(cell: Cell) -> bytes:
+    """A Fetch request of version 4 for partition 0 from its beginning."""
+    name, client_id = cell.topic.encode(), cell.client_id.encode()
+    most = min(FETCHED_BATCHES * cell.batch_bytes, MAX_FETCHED_BYTES)
+    header = struct.pack(">hhih", FETCH, FETCH_VERSION, 0, len(client_id)) + client_id
+    body = struct.pack(">iiiib", -1, 500, 1, most, 0)  # replica, max wait in ms, min and max bytes, isolation level
+    body += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, 0, 0, most)
+    return struct.pack(">i", len(header) + len(body)) + header + body
 
 
 class Member:
-    """One connection. Answers are counted, not read."""
+    """One connection."""
 
-    __slots__ = ("answered_bytes", "done", "frame", "got", "socket", "wanted")
+    __slots__ = (
+        "_fetch",
+        "_frame",
+        "_head",
+        "_left",
+        "_out",
+        "_read",
+        "_size",
+        "_tail",
+        "bytes",
+        "socket",
+        "throttled",
+    )
 
-    def __init__(self, address: Address, frame: bytearray) -> None:
-        self.socket = socket.create_connection(address, timeout=ANSWER_LIMIT_S)
+    def __init__(self, address: Address, cell: Cell, frame: bytes) -> None:
+        self.socket = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.frame = frame
-        self.done = 0
-        """Requests answered."""
-        self.answered_bytes = 0
-        self.got = b""
-        self.wanted = 0
-        """Bytes of the answer still to come, once its size is known."""
+        self._fetch = cell.kind == "fetch"
+        self._frame = memoryview(frame)
+        self._out = self._frame
+        self._head = b""
+        """The beginning of the answer, until it is known how long it is."""
+        self._left = 0
+        self._size = 0
+        self._tail = b""
+        self._read = bytearray(_READ_BYTES)
+        self.bytes = 0
+        """Requests answered (produce), answers with records (fetch)."""
+        self.throttled = 0
+        self._greet()
 
-    def greet(self) -> None:
-        """ApiVersions, as every client does."""
-        self.socket.sendall(api_versions_frame(1))
-        size = struct.unpack(">i", self._exactly(4))[0]
-        self._exactly(size)
+    def _greet(self) -> None:
+        greet(self.socket, 1)
         self.socket.setblocking(False)
 
-    def ask(self) -> None:
-        """Send the request; it is small and the only one, so that the kernel takes it whole."""
-        self.socket.send(self.frame)
-
-    def receive(self) -> bool:
-        """Read what is there; True when an answer is complete. Raises ConnectionError when the connection ended."""
+    def write(self) -> bool:
+        """Send what can be sent of the request; True when all of it is on its way."""
         try:
-            data = self.socket.recv(RECEIVE_BYTES)
+            sent = self.socket.send(self._out)
         except BlockingIOError:
             return False
+        self._out = self._out[sent:]
+        return not self._out
+
+    def read(self) -> bool:
+        """Read what is there; True when the answer is complete and the next request may follow."""
+        try:
+            return self._read_head() if not self._left else self._read_body()
+        except BlockingIOError:
+            return False
+
+    def _read_head(self) -> bool:
+        data = self.socket.recv(_HEAD_BYTES - len(self._head))
         if not data:
             raise ConnectionResetError("closed")
-        if not self.wanted:
-            data = self.got + data
-            if len(data) < 4:
-                self.got = data
-                return False
-            self.got = b""
-            self.wanted = 4 + int.from_bytes(data[:4], "big")
-            self.answered_bytes += self.wanted
-        self.wanted -= len(data)
-        if self.wanted:
+        self._head += data
+        if len(self._head) < _HEAD_BYTES:
             return False
-        self.done += 1
-        return True
+        self._size = 4 + int.from_bytes(self._head[:4], "big")
+        self._left = self._size - _HEAD_BYTES
+        if self._fetch:
+            self.throttled += self._head[8:12] > b"\0\0\0\0"
+        return self._read_body() if self._left else self._answered()
 
-    def _exactly(self, count: int) -> bytes:
-        parts = b""
-        while len(parts) < count:
-            part = self.socket.recv(count - len(parts))
-            if not part:
-                raise ConnectionResetError("closed")
-            parts += part
-        return parts
+    def _read_body(self) -> bool:
+        if self._fetch:  # records are counted, not looked at: the kernel throws them away
+            count = self.socket.recv_into(self._read, min(self._left, _READ_BYTES), socket.MSG_TRUNC)
+        else:
+            data = self.socket.recv(self._left)
+            self._tail, count = (self._tail + data)[-5:], len(data)
+        if not count:
+            raise ConnectionResetError("closed")
+        self._left -= count
+        if self._size > EMPTY_BYTES and self._fetch:
+            self.bytes += count + (_HEAD_BYTES if self._left + count == self._size - _HEAD_BYTES else 0)
+        return not self._left and self._answered()
+
+    def _answered(self) -> bool:
+        if not self._fetch:
+            self.bytes += len(self._frame)
+            self.throttled += self._tail[:4] > b"\0\0\0\0"  # the last byte is the number of tagged fields
+        self._head = self._tail = b""
+        self._out = self._frame
+        return True
 
 
 class Crowd:
     """All of them."""
 
-    def __init__(self, address: Address, topic: str, writers: int, readers: int) -> None:
-        _allow_descriptors(writers + readers + SPARE_DESCRIPTORS)
-        write, read = produce_frame(topic, WRITE_BYTES, WRITERS), fetch_frame(topic)
-        self.writers: list[Member] = []
-        self.readers: list[Member] = []
-        self.dropped = 0
-        self._by_number: dict[int, Member] = {}
-        self._poller = select.epoll()
-        for number in range(writers + readers):
-            member = Member(address, write if number < writers else read)
-            (self.writers if number < writers else self.readers).append(member)
-            member.greet()
-            self._by_number[member.socket.fileno()] = member
-            self._poller.register(member.socket.fileno(), select.EPOLLIN)
-            member.ask()  # at once: one that asks for nothing is taken for a scanner after half a minute
-            self._go_on(0.0)
+    def __init__(self, address: Address, cells: list[Cell]) -> None:
+        self.groups: list[tuple[Seen, list[Member]]] = []
+        self._poll = select.epoll()
+        self._by_fd: dict[int, tuple[Member, Seen]] = {}
+        for cell in cells:
+            frame = (
+                bytes(produce_frame(cell.topic, cell.batch_bytes, cell.client_id.encode()))
+                if cell.kind == "produce"
+                else fetch_frame(cell)
+            )
+            members = [Member(address, cell, frame) for _ in range(cell.connections)]
+            self.groups.append((seen := Seen(cell), members))
+            self._by_fd |= {member.socket.fileno(): (member, seen) for member in members}
 
-    def run(self, warmup_s: float, seconds: float) -> dict[str, object]:
-        """Traffic; what each connection got done in the time after the warm-up."""
-        self._go_on(warmup_s)
-        writes, reads = [one.done for one in self.writers], [one.answered_bytes for one in self.readers]
-        began = time.perf_counter()
-        self._go_on(seconds)
-        return {
-            "seconds": time.perf_counter() - began,
-            "connected": len(self._by_number),
-            "dropped": self.dropped,
-            "writes": [one.done - before for one, before in zip(self.writers, writes, strict=True)],
-            "read_bytes": [one.answered_bytes - before for one, before in zip(self.readers, reads, strict=True)],
-        }
+    def run(self, seconds: float, marks: list[float]) -> list[Seen]:
+        """Work; what was seen. `marks`: seconds after the start at which each connection's bytes are noted."""
+        start = time.monotonic()
+        for fd, (member, _) in self._by_fd.items():
+            self._poll.register(fd, select.EPOLLIN if member.write() else select.EPOLLIN | select.EPOLLOUT)
+        next_tick, open_marks = start, sorted(marks)
+        while (now := time.monotonic()) < start + seconds:
+            if now >= next_tick:
+                self._note(now)
+                next_tick += TICK_S * (1 + int((now - next_tick) / TICK_S))
+            while open_marks and now >= start + open_marks[0]:
+                mark = open_marks.pop(0)
+                for seen, members in self.groups:
+                    seen.per_connection[str(mark)] = [member.bytes for member in members]
+            for fd, events in self._poll.poll(max(next_tick - now, 0)):
+                self._serve(fd, events)
+        self._note(time.monotonic())
+        return [seen for seen, _ in self.groups]
 
-    def _go_on(self, seconds: float) -> None:
-        end = time.perf_counter() + seconds
-        while True:
-            left = max(end - time.perf_counter(), 0.0)
-            for number, _ in self._poller.poll(left):
-                member = self._by_number[number]
-                try:
-                    if member.receive():
-                        member.ask()
-                except OSError:
-                    self.dropped += 1
-                    self._poller.unregister(number)
-                    del self._by_number[number]
-                    member.socket.close()
-            if not left:
-                return
+    def _serve(self, fd: int, events: int) -> None:
+        member, seen = self._by_fd[fd]
+        try:
+            if events & select.EPOLLOUT and member.write():
+                self._poll.modify(fd, select.EPOLLIN)
+            if events & ~select.EPOLLOUT and member.read() and not member.write():
+                self._poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+        except OSError:
+            seen.dropped += 1
+            self._poll.unregister(fd)
+            member.socket.close()
+
+    def _note(self, now: float) -> None:
+        for seen, members in self.groups:
+            seen.at_s.append(now)
+            seen.total_bytes.append(sum(member.bytes for member in members))
+            seen.throttled.append(sum(member.throttled for member in members))
 
 
-def _allow_descriptors(count: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < count:
-        if hard < count:
-            sys.exit(f"{count} open files are needed, the limit (ulimit -Hn) is {hard}")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+def fill(address: Address, topic: str, batch_bytes: int, batches: int) -> None:
+    """Produce batches to a topic, one after the other."""
+    cell = Cell("fill", "produce", 0, 1, topic, batch_bytes)
+    member = Member(address, cell, bytes(produce_frame(topic, batch_bytes, b"fill")))
+    member.socket.settimeout(CONNECT_LIMIT_S)
+    for _ in range(batches):
+        member.write()
+        while not member.read():
+            pass
+    member.socket.close()
+
+
+@contextmanager
+def clients(
+    port: int, cells: Sequence[Cell], seconds: float, marks: Sequence[float]
+) -> Iterator[Callable[[], list[Seen]]]:
+    """A process with the connections of these cells, at work for so long; a function that waits for what they saw."""
+    work = {"port": port, "cells": [vars(cell) for cell in cells], "seconds": seconds, "marks": marks}
+    command = [sys.executable, "-m", __name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines = process.stdout
+
+        def finish() -> list[Seen]:
+            return [Seen(**{**seen, "cell": Cell(**seen["cell"])}) for seen in json.loads(lines.readline())]
+
+        try:
+            process.stdin.write(json.dumps(work) + "\n")
+            process.stdin.flush()
+            if lines.readline() != f"{sum(cell.connections for cell in cells)}\n":
+                raise RuntimeError("the clients did not get their connections")
+            yield finish
+        finally:
+            process.kill()
 
 
 def main() -> int:
-    """The program."""
-    host, port, topic, writers, readers = sys.argv[1:]
-    crowd = Crowd((host, int(port)), topic, int(writers), int(readers))
-    print(json.dumps({"connected": int(writers) + int(readers)}), flush=True)
-    for line in sys.stdin:
-        word, *numbers = line.split()
-        if word == "quit":
-            break
-        warmup_s, seconds = map(float, numbers)
-        print(json.dumps(crowd.run(warmup_s, seconds)), flush=True)
+    """The command: plan on stdin, the number of connections and then the result on stdout."""
+    plan: dict[str, Any] = json.loads(sys.stdin.readline())
+    crowd = Crowd(("127.0.0.1", plan["port"]), [Cell(**cell) for cell in plan["cells"]])
+    print(sum(len(members) for _, members in crowd.groups), flush=True)
+    found = crowd.run(plan["seconds"], plan["marks"])
+    print(json.dumps([{**vars(seen), "cell": vars(seen.cell)} for seen in found]), flush=True)
     return 0
 
 

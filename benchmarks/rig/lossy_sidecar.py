@@ -1,10 +1,11 @@
 """`kquota run` for a fleet that hears badly: records of the topic are lost or late, or the instance is cut off from it.
 
-    KQUOTA_LOSSY=FILE python -m benchmarks.rig.lossy_sidecar run --config …
+    python -m benchmarks.rig.lossy_sidecar FILE COMMAND… run --config …
 
-FILE holds JSON, read ten times a second, so a benchmark changes it while the sidecar runs: `lost` and `late`
-are the shares of the records read that are dropped and delayed (by one to three seconds, so that later ones overtake
-them), `cut` is true where nothing is sent nor read. Nothing else of the sidecar is another.
+COMMAND is that of a whole sidecar, in whose place this one runs. FILE holds JSON, read ten times a second, so a
+benchmark changes it while the sidecar runs: `lost` and `late` are the shares of the records read that are dropped and
+delayed (by one to three seconds, so that later ones overtake them), `cut` is true where nothing is sent nor read.
+Nothing else of the sidecar is another.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +24,7 @@ from proxy.app.fleet.member import Exchange
 
 LATE_S: Final = (1.0, 3.0)
 LOOK_EVERY_S: Final = 0.1
+FILE: Final = Path(sys.argv[1])
 
 
 class LossyExchange(Exchange):
@@ -29,7 +32,7 @@ class LossyExchange(Exchange):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._file = Path(os.environ["KQUOTA_LOSSY"])
+        self._file = FILE
         self._random = random.Random(os.getpid())
         self._late: list[tuple[float, tuple[int, bytes]]] = []
         self._looked_s = 0.0
@@ -66,4 +69,5 @@ class LossyExchange(Exchange):
 
 if __name__ == "__main__":
     setattr(proxy.app.fleet.member, "Exchange", LossyExchange)  # noqa: B010  (that module does not export the name)
+    sys.argv[1:] = sys.argv[sys.argv.index("run") :]
     main()

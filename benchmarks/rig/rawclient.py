@@ -95,11 +95,13 @@ class Wire:
 
     __slots__ = ("_buffer", "_error_at", "_frame", "_sent", "correlation_id", "latencies_s", "socket", "throttled")
 
-    def __init__(self, address: Address, topic: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, address: Address, topic: str, tls: ssl.SSLContext | None = None, client_id: bytes = CLIENT_ID
+    ) -> None:
         self.socket = connected(address, tls)
         if tls is not None:
             self.socket.settimeout(0.0)
-        self._frame = produce_frame(topic)
+        self._frame = produce_frame(topic, client_id=client_id)
         # Response: size 4, correlation id 4, tags 1, topics 1, name length 1, name, partitions 1, index 4, error code.
         self._error_at = 16 + len(topic.encode())
         self._buffer = b""
@@ -244,7 +246,7 @@ def open_loop(
         BenchmarkRequestError: an answer is wrong or missing, or the other side cannot keep up.
     """
     with _wires(address, topic, connections, tls) as wires:
-        seconds, lateness = _drive(wires, rate_per_s, seconds, most_behind_s)
+        seconds, lateness = drive(wires, rate_per_s, seconds, most_behind_s)
         return _seen(wires, seconds, lateness)
 
 
@@ -273,11 +275,11 @@ def side_by_side(
         for number, order in enumerate(orders):
             order.rotate(number)
             wires += reversed(order) if number % 2 else order
-        seconds, lateness = _drive(wires, rate_per_s, seconds, MAX_OUTSTANDING_S)
+        seconds, lateness = drive(wires, rate_per_s, seconds, MAX_OUTSTANDING_S)
         return [_seen(way, seconds, lateness) for way in ways]
 
 
-def _drive(wires: Sequence[Wire], rate_per_s: float, seconds: float, most_behind_s: float) -> tuple[float, list[float]]:
+def drive(wires: Sequence[Wire], rate_per_s: float, seconds: float, most_behind_s: float) -> tuple[float, list[float]]:
     """Send and read until everything is answered: how long that took, and how late each request was sent."""
     total = max(1, round(rate_per_s * seconds))
     skip = int(total * WARMUP_SHARE)
@@ -386,11 +388,7 @@ def _ask_once(
 ) -> ssl.SSLSession | None:
     """Returns the session that the next connection may go on with, if there is one."""
     with connected(address, tls, session) as connection:
-        connection.sendall(api_versions_frame(number))
-        size, correlation_id = struct.unpack(">ii", exactly(connection, 8))
-        exactly(connection, size - 4)
-        if correlation_id != number:
-            raise BenchmarkRequestError(f"ApiVersions {number} was answered as {correlation_id}")
+        greet(connection, number)
         if not isinstance(connection, ssl.SSLSocket):
             return None
         if bool(connection.session_reused) != (session is not None):
@@ -407,13 +405,21 @@ def idle_connections(address: Address, count: int) -> Iterator[None]:
     """Connections that each have asked ApiVersions and been answered, and then say nothing more."""
     with ExitStack() as stack:
         for number in range(count):
-            connection = stack.enter_context(connected(address))
-            connection.sendall(api_versions_frame(number))
-            size, correlation_id = struct.unpack(">ii", exactly(connection, 8))
-            if correlation_id != number:
-                raise BenchmarkRequestError(f"ApiVersions {number} was answered as {correlation_id}")
-            exactly(connection, size - 4)
+            greet(stack.enter_context(connected(address)), number)
         yield
+
+
+def greet(connection: socket.socket, number: int) -> None:
+    """Ask ApiVersions, as every client does, and read the answer.
+
+    Raises:
+        BenchmarkRequestError: a wrong answer, or none.
+    """
+    connection.sendall(api_versions_frame(number))
+    size, correlation_id = struct.unpack(">ii", exactly(connection, 8))
+    exactly(connection, size - 4)
+    if correlation_id != number:
+        raise BenchmarkRequestError(f"ApiVersions {number} was answered as {correlation_id}")
 
 
 def exactly(connection: socket.socket, count: int) -> bytes:

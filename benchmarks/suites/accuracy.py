@@ -14,36 +14,31 @@ Real broker, real sidecar (`kquota run`), clients that always have one request u
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project, in_words
-from benchmarks.rig.accuracy_clients import FETCHED_BATCHES, Cell, Seen, fill
+from benchmarks.report.stats import jain
+from benchmarks.rig.crowd import FETCHED_BATCHES, Cell, Seen, clients, fill, quotas
 from benchmarks.rig.procstat import describe_machine
 from benchmarks.rig.runner import BROKER_SETTINGS, SHM
 from benchmarks.rig.topics import create_topics
-from benchmarks.suites.load import jain
 from tests.lab.kafka import KafkaCluster
-from tests.lab.kafka.ports import free_ports
+from tests.support.sidecars import Sidecar, sidecar
 
 STEADY_OVER_S = 5.0
 """The rate over so long has to be right for a group to count as converged."""
 STEADY_WITHIN = 0.05
 TOLERANCE = 0.02
 UNDER_WAY_S = 0.2
-READY_LIMIT_S = 60.0
 RESULTS = Path("benchmarks/results")
 
 Kind = Literal["produce", "fetch"]
@@ -200,125 +195,44 @@ def phases(plan: Plan) -> list[list[Cell]]:
 # ---- the run ----------------------------------------
 
 
-class _Sidecar:
-    """`kquota run`, and the file of its quotas."""
-
-    def __init__(self, cluster: KafkaCluster, folder: Path, window_num: int) -> None:
-        self.port, broker_port, admin_port = free_ports(3)
-        self._file = folder / "kquota.yaml"
-        self._config: dict[str, Any] = {
-            "listen": {"port": self.port, "broker_ports": f"{broker_port}-{broker_port}"},
-            "upstream": {"bootstrap": cluster.bootstrap},
-            "admin": {"host": "127.0.0.1", "port": admin_port},
-            "quota.window.num": window_num,
-        }
-        self._log = folder / "kquota.log"
-        self._admin = f"http://127.0.0.1:{admin_port}"
-
-    @contextmanager
-    def running(self, cells: Sequence[Cell]) -> Iterator[_Sidecar]:
-        """Started again for each phase: no counter remembers the last one."""
-        self.limit(cells, 1.0)
-        with self._log.open("wb") as log:
-            command = [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(self._file)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            self._wait_ready()
-            yield self
-        finally:
-            self.process.terminate()
-            try:
-                self.process.wait(40)
-            finally:
-                self.process.kill()
-
-    def limit(self, cells: Sequence[Cell], factor: float) -> None:
-        """Write the quotas of the cells, times a factor."""
-        names = {"produce": "producer_byte_rate", "fetch": "consumer_byte_rate"}
-        quotas = [{"client-id": cell.client_id, names[cell.kind]: int(cell.limit * factor)} for cell in cells]
-        self._file.write_text(json.dumps({**self._config, "quotas": quotas}))  # JSON is YAML
-
-    def change(self, cells: Sequence[Cell], factor: float) -> float:
-        """Change the limits now; when that was."""
-        self.limit(cells, factor)
-        self.process.send_signal(signal.SIGHUP)
-        return time.monotonic()
-
-    def _wait_ready(self) -> None:
-        deadline = time.monotonic() + READY_LIMIT_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"{self._admin}/readyz", timeout=5):
-                    return
-            except OSError:
-                time.sleep(0.1)
-        raise RuntimeError(f"the sidecar is not ready:\n{self._log.read_text()[-3000:]}")
-
-
-def _measure(plan: Plan, cells: list[Cell], sidecar: _Sidecar) -> list[Figures]:
+def _measure(plan: Plan, cells: list[Cell], running: Sidecar) -> list[Figures]:
     changes = plan.halved_s > 0 and max(cell.limit for cell in cells) <= plan.changes_up_to_mb_s * 1e6
     steady = plan.warmup_s + plan.seconds
     total = steady + 1 + (plan.halved_s + plan.doubled_s if changes else 0)
-    work = {
-        "host": "127.0.0.1",
-        "port": sidecar.port,
-        "cells": [vars(cell) for cell in cells],
-        "seconds": total,
-        "marks": [plan.warmup_s, steady],
-    }
-    command = [sys.executable, "-m", "benchmarks.rig.accuracy_clients"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
-        assert clients.stdin is not None
-        assert clients.stdout is not None
-        try:
-            clients.stdin.write(json.dumps(work) + "\n")
-            clients.stdin.flush()
-            if json.loads(clients.stdout.readline() or "{}").get("connected") != sum(
-                cell.connections for cell in cells
-            ):
-                raise RuntimeError("the clients did not get their connections")
-            clients.stdin.write("go\n")
-            clients.stdin.flush()
-            changed = None
-            if changes:
-                time.sleep(steady + 1)
-                halved = sidecar.change(cells, 0.5)
-                time.sleep(plan.halved_s)
-                changed = (halved, sidecar.change(cells, 1.0))
-            answer = clients.stdout.readline()
-        finally:
-            if sys.exc_info()[0] is not None:
-                clients.kill()
-    if not answer:
-        raise RuntimeError("a client's connection was closed, or it ended otherwise")
-    found = [Seen(**{**seen, "cell": Cell(**seen["cell"])}) for seen in json.loads(answer)]
+    marks = [plan.warmup_s, steady]
+    with clients(running.port, cells, total, marks) as finish:
+        changed = None
+        if changes:
+            time.sleep(steady + 1)
+            halved = time.monotonic()
+            running.set_quotas(quotas(cells, 0.5))
+            time.sleep(plan.halved_s)
+            changed = (halved, time.monotonic())
+            running.set_quotas(quotas(cells))
+        found = finish()
+    if dropped := sum(seen.dropped for seen in found):
+        raise RuntimeError(f"{dropped} connections of clients were closed")
     return [figures_of(seen, plan, changed) for seen in found]
 
 
 def run(plan: Plan, say: Say = print) -> Result:
-    """All phases, in front of a broker of their own."""
-    with tempfile.TemporaryDirectory(prefix="kquota-accuracy-", dir=SHM if SHM.is_dir() else None) as name:
-        # What is produced is thrown away soon: a run writes tens of gigabytes.
-        overrides = BROKER_SETTINGS | {"log.retention.check.interval.ms": "2000"}
-        with KafkaCluster.start(1, directory=Path(name, "kafka"), overrides=overrides) as cluster:
-            return measure(plan, cluster, Path(name), say)
-
-
-def measure(plan: Plan, cluster: KafkaCluster, folder: Path, say: Say = print) -> Result:
-    """All phases, in front of this broker."""
+    """All phases, in front of a broker of their own, each through a new sidecar: no counter remembers the last one."""
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     result = Result(plan, started, machine=describe_machine(), project=describe_project())
-    host, port = cluster.bootstrap[0].rsplit(":", 1)
-    for cells in phases(plan):
-        _create(cluster, cells)
-        for cell in cells:
-            if cell.kind == "fetch":
-                fill((host, int(port)), cell.topic, cell.batch_bytes, FETCHED_BATCHES)
-        with _Sidecar(cluster, folder, plan.window_num).running(cells) as sidecar:
-            result.figures += _measure(plan, cells, sidecar)
-        result.others_share.append(os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-        for figures in result.figures[-len(cells) :]:
-            say(str(figures))
+    with ExitStack() as stack:
+        place = SHM if SHM.is_dir() else None
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kquota-accuracy-", dir=place))
+        # What is produced is thrown away soon: a run writes tens of gigabytes.
+        overrides = BROKER_SETTINGS | {"log.retention.check.interval.ms": "2000"}
+        cluster = stack.enter_context(KafkaCluster.start(1, directory=Path(folder, "kafka"), overrides=overrides))
+        for cells in phases(plan):
+            _create(cluster, cells)
+            settings: dict[str, Any] = {"log": {"format": "json"}, "quota.window.num": plan.window_num}
+            with sidecar(cluster.bootstrap, quotas(cells), before=(), **settings) as running:
+                result.figures += _measure(plan, cells, running)
+            result.others_share.append(os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+            for figures in result.figures[-len(cells) :]:
+                say(str(figures))
     return result
 
 
@@ -332,6 +246,10 @@ def _create(cluster: KafkaCluster, cells: Sequence[Cell]) -> None:
         topics[cell.topic] = configs
     create_topics(cluster.bootstrap, topics)
     time.sleep(1)  # until the broker knows what the controller has made
+    host, port = cluster.bootstrap[0].rsplit(":", 1)
+    for cell in cells:
+        if cell.kind == "fetch":
+            fill((host, int(port)), cell.topic, cell.batch_bytes, FETCHED_BATCHES)
 
 
 # ---- the table ----------------------------------------

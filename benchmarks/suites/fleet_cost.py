@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
-import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
-
-import yaml
 
 from benchmarks.report import stored
 from benchmarks.rig.procstat import cpu_s
-from benchmarks.rig.rawclient import Wire, _drive, produce_frame
+from benchmarks.rig.rawclient import Wire, drive
 from benchmarks.rig.topics import create_topics
-from benchmarks.suites.fleet_live import Sidecar
 from tests.lab.kafka import KafkaCluster
+from tests.support.sidecars import Sidecar, sidecar
+
+TOPIC: Final = "cost"
 
 GROUPS: Final = 100
 LOW_PER_S: Final = 400.0
@@ -50,41 +48,18 @@ def run() -> dict[str, Any]:
     """CPU per request and without any, of each sidecar and round."""
     with ExitStack() as stack:
         kafka = stack.enter_context(KafkaCluster.start(1, progress=print))
-        create_topics(kafka.bootstrap, {"cost": {}})
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-fleet-")))
-        sidecars = []
-        for number, name in enumerate(NAMES):
-            one = Sidecar(number, kafka.bootstrap, folder)
-            path = folder / f"{number}.yaml"
-            config = yaml.safe_load(path.read_text())
-            config["quotas"] = [{"client-id": "<default>", "producer_byte_rate": 100_000_000}]
-            if name.startswith("plain"):
-                del config["fleet"]
-            path.write_text(yaml.safe_dump(config))
-            stack.callback(one.end, signal.SIGKILL)
-            one.start()
-            sidecars.append(one)
-        while not all(one.ready() for one in sidecars):
-            time.sleep(0.5)
-        ways = []
-        for one in sidecars:
-            host, port = one.bootstrap.split(":")
-            way = []
-            for group in range(GROUPS):
-                wire = Wire((host, int(port)), "cost")
-                stack.callback(wire.close)
-                wire._frame = produce_frame("cost", client_id=b"client-%03d" % group)
-                way.append(wire)
-            ways.append(way)
+        create_topics(kafka.bootstrap, {TOPIC: {}})
+        quotas = [{"client-id": "<default>", "producer_byte_rate": 100_000_000}]
+        sidecars = sidecars_of_a_fleet(kafka.bootstrap, quotas, [name.startswith("fleet") for name in NAMES], stack)
+        ways = [[wire_of(one, b"client-%03d" % group, stack) for group in range(GROUPS)] for one in sidecars]
         wires = [way[number] for number in range(GROUPS) for way in ways]
-        _drive(wires, LOW_PER_S, 8.0, 5.0)  # the topic is made, shares are found
-        pids = [one.process.pid for one in sidecars if one.process is not None]
+        drive(wires, LOW_PER_S, 8.0, 5.0)  # the topic is made, shares are found
         rounds = []
         for _ in range(ROUNDS):
-            low, high = (_percent(wires, rate, pids) for rate in (LOW_PER_S, HIGH_PER_S))
+            low, high = (percent(wires, rate, ROUND_S, sidecars) for rate in (LOW_PER_S, HIGH_PER_S))
             rounds.append([_line(one, other) for one, other in zip(low, high, strict=True)])
             print(rounds[-1], flush=True)
-        groups = sidecars[2].groups()
+        groups = sum(one["fleet"] is not None for one in sidecars[2].get("/quotas")["groups"])
         slopes = [[one.slope_us for one in found] for found in rounds]
         backgrounds = [[one.background_percent for one in found] for found in rounds]
         return {
@@ -99,11 +74,33 @@ def run() -> dict[str, Any]:
         }
 
 
-def _percent(wires: list[Wire], rate_per_s: float, pids: list[int]) -> list[float]:
+def sidecars_of_a_fleet(
+    bootstrap: Sequence[str],
+    quotas: Sequence[Mapping[str, Any]],
+    in_fleet: Sequence[bool],
+    stack: ExitStack,
+    **fleet: Any,
+) -> list[Sidecar]:
+    """A sidecar for each, some of which share their limits."""
+    found = []
+    for shares in in_fleet:
+        more = {"fleet": {"default_scope": "fleet", **fleet}} if shares else {}
+        found.append(stack.enter_context(sidecar(bootstrap, quotas, before=(), log={"format": "json"}, **more)))
+    return found
+
+
+def wire_of(one: Sidecar, client_id: bytes, stack: ExitStack) -> Wire:
+    """A connection of this client."""
+    wire = Wire(("127.0.0.1", one.port), TOPIC, client_id=client_id)
+    stack.callback(wire.close)
+    return wire
+
+
+def percent(wires: Sequence[Wire], rate_per_s: float, seconds: float, sidecars: Sequence[Sidecar]) -> list[float]:
     """CPU of each sidecar while there are so many requests per second, in percent of a core."""
-    before = [cpu_s(pid) for pid in pids]
-    _drive(wires, rate_per_s, ROUND_S, 5.0)
-    return [(cpu_s(pid) - was) / ROUND_S * 100 for pid, was in zip(pids, before, strict=True)]
+    before = [cpu_s(one.pid) for one in sidecars]
+    drive(wires, rate_per_s, seconds, 5.0)
+    return [(cpu_s(one.pid) - was) / seconds * 100 for one, was in zip(sidecars, before, strict=True)]
 
 
 def _line(low_percent: float, high_percent: float) -> Line:

@@ -12,22 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import signal
 import threading
 import time
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import yaml
-
 from benchmarks.report import stored
-from benchmarks.rig.procstat import cpu_s
-from benchmarks.rig.rawclient import Wire, _drive, produce_frame
+from benchmarks.rig.rawclient import drive
 from benchmarks.rig.topics import create_topics
-from benchmarks.suites.fleet_live import KEY, Sidecar
+from benchmarks.suites.fleet_cost import TOPIC as COST
+from benchmarks.suites.fleet_cost import percent, sidecars_of_a_fleet, wire_of
 from config.load import load
 from config.table import to_table
 from proxy.app.fleet.member import TOPIC_CONFIG
@@ -36,6 +31,7 @@ from quota.fleet.record import GroupUse, Record, Seal, encode, group_hash
 from quota.fleet.timing import Timing
 from quota.ledger import Ledger
 from tests.lab.kafka import KafkaCluster
+from tests.support.sidecars import FLEET_KEY
 
 INSTANCES: Final = 10_000
 GROUPS: Final = 1_000
@@ -44,7 +40,7 @@ PARTITIONS: Final = 200
 CLIENTS: Final = (b"client-0", b"client-1")
 FLEET: Final = "crowd"
 TOPIC: Final = "kquota-fleet"
-SECONDS: Final = 60.0
+PER_S, SECONDS = 8.0, 60.0
 TICK_S: Final = 0.05
 
 
@@ -95,7 +91,7 @@ class Crowd:
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": 0, "log_level": 0})
-        begin, seal = time.monotonic(), Seal([KEY.encode()], TOPIC, FLEET)
+        begin, seal = time.monotonic(), Seal([FLEET_KEY.encode()], TOPIC, FLEET)
         while not self._done.wait(TICK_S):
             now = time.monotonic() - begin
             for place, (member, partition, group, every_ms) in enumerate(self._writers):
@@ -110,70 +106,37 @@ class Crowd:
             producer.poll(0)
 
 
-def metric(sidecar: Sidecar, name: str) -> float:
-    """One number of /metrics."""
-    with urllib.request.urlopen(sidecar.admin + "/metrics", timeout=5) as answer:
-        text = answer.read().decode()
-    return float(next(line for line in text.splitlines() if line.startswith(name + " ")).split()[1])
-
-
 def run() -> dict[str, Any]:
     """CPU of both sidecars without and with the crowd, in percent of a core."""
     with ExitStack() as stack:
         kafka = stack.enter_context(KafkaCluster.start(1, progress=print))
-        create_topics(kafka.bootstrap, {"cost": {}})
+        create_topics(kafka.bootstrap, {COST: {}})
         create_topics(kafka.bootstrap, {TOPIC: TOPIC_CONFIG}, partitions=PARTITIONS)
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-crowd-")))
-        (folder / "key").write_text(KEY)
-        sidecars, wires = [], []
-        for number, fleet in enumerate(
-            (None, {"id": FLEET, "default_scope": "fleet", "key_file": str(folder / "key")})
-        ):
-            one = Sidecar(number, kafka.bootstrap, folder)
-            path = folder / f"{number}.yaml"
-            config = yaml.safe_load(path.read_text())
-            config["quotas"] = [{"client-id": "<default>", "producer_byte_rate": 1_000_000}]
-            config.pop("fleet")
-            path.write_text(yaml.safe_dump(config if fleet is None else config | {"fleet": fleet}))
-            stack.callback(one.end, signal.SIGKILL)
-            one.start()
-            sidecars.append(one)
-        while not all(one.ready() for one in sidecars):
-            time.sleep(0.5)
-        for client in CLIENTS:
-            for one in sidecars:
-                host, port = one.bootstrap.split(":")
-                wire = Wire((host, int(port)), "cost")
-                stack.callback(wire.close)
-                wire._frame = produce_frame("cost", client_id=client)
-                wires.append(wire)
-        pids = [one.process.pid for one in sidecars if one.process is not None]
+        quotas = [{"client-id": "<default>", "producer_byte_rate": 1_000_000}]
+        sidecars = sidecars_of_a_fleet(kafka.bootstrap, quotas, (False, True), stack, id=FLEET)
+        wires = [wire_of(one, client, stack) for client in CLIENTS for one in sidecars]
+        one_of_all = sidecars[1]
 
-        def percent() -> list[float]:
-            before = [cpu_s(pid) for pid in pids]
-            _drive(wires, 8.0, SECONDS, 5.0)
-            return [round((cpu_s(pid) - was) / SECONDS * 100, 2) for pid, was in zip(pids, before, strict=True)]
-
-        _drive(wires, 8.0, 10.0, 5.0)
-        alone = percent()
+        drive(wires, PER_S, 10.0, 5.0)
+        alone = percent(wires, PER_S, SECONDS, sidecars)
         print("alone", alone, flush=True)
-        crowd = Crowd(kafka.bootstrap[0], [group_of(folder / "1.yaml", client) for client in CLIENTS])
+        crowd = Crowd(kafka.bootstrap[0], [group_of(one_of_all.config, client) for client in CLIENTS])
         crowd.start()
-        _drive(wires, 8.0, 50.0, 5.0)  # all have said that they are there
-        read, written = metric(sidecars[1], "kquota_fleet_received_bytes_total"), crowd.written
-        among = percent()
-        read = metric(sidecars[1], "kquota_fleet_received_bytes_total") - read
+        drive(wires, PER_S, 50.0, 5.0)  # all have said that they are there
+        read, written = one_of_all.metric("kquota_fleet_received_bytes_total"), crowd.written
+        among = percent(wires, PER_S, SECONDS, sidecars)
+        read = one_of_all.metric("kquota_fleet_received_bytes_total") - read
         found = {
             "instances": INSTANCES,
             "groups": GROUPS,
             "groups_each": GROUPS_EACH,
             "partitions": PARTITIONS,
-            "known": metric(sidecars[1], "kquota_fleet_instances"),
-            "lost": metric(sidecars[1], "kquota_fleet_lost"),
+            "known": one_of_all.metric("kquota_fleet_instances"),
+            "lost": one_of_all.metric("kquota_fleet_lost"),
             "written_records_per_s": round((crowd.written - written) / SECONDS, 1),
             "read_bytes_per_s": round(read / SECONDS),
-            "cpu_percent_alone": dict(zip(("without a fleet", "fleet of one"), alone, strict=True)),
-            "cpu_percent_among_all": dict(zip(("without a fleet", "one of all"), among, strict=True)),
+            "cpu_percent_alone": {"without a fleet": round(alone[0], 2), "fleet of one": round(alone[1], 2)},
+            "cpu_percent_among_all": {"without a fleet": round(among[0], 2), "one of all": round(among[1], 2)},
             "cpu_percent_of_the_fleet": round(among[1] - among[0], 2),
         }
         crowd.stop()

@@ -11,107 +11,61 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import yaml
-
 from benchmarks.report import stored
+from benchmarks.report.stats import jain
+from benchmarks.rig.procstat import cpu_s
 from tests.lab.kafka import KafkaCluster
-from tests.lab.kafka.ports import free_ports
+from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import answered
 
 LIMIT: Final = 2_000_000
-KEY: Final = "the key of the fleets of benchmarks"
 TOPIC: Final = "load"
 VALUE: Final = b"x" * 5000
 
 
-class Sidecar:
-    """One sidecar process; it can be ended and started again on the same ports."""
+class Fleet:
+    """Sidecars that hear badly when they are told to, and clients of each."""
 
-    def __init__(self, number: int, bootstrap: Sequence[str], folder: Path) -> None:
-        port, admin, first = free_ports(3)
-        self.bootstrap = f"127.0.0.1:{port}"
-        self.admin = f"http://127.0.0.1:{admin}"
-        self._path = folder / f"{number}.yaml"
-        self._log = folder / f"{number}.log"
-        self._faults = folder / f"{number}.faults"
-        (folder / "key").write_text(KEY)
-        self._path.write_text(
-            yaml.safe_dump(
-                {
-                    "listen": {"port": port, "broker_ports": f"{first}-{first + 5}"},
-                    "upstream": {"bootstrap": list(bootstrap)},
-                    "admin": {"port": admin},
-                    "fleet": {"default_scope": "fleet", "key_file": str(folder / "key")},
-                    "quotas": [{"client-id": "etl", "producer_byte_rate": LIMIT}],
-                    "log": {"format": "json"},
-                    "drain_timeout_s": 3,
-                }
-            )
-        )
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(self, count: int, bootstrap: Sequence[str], stack: ExitStack) -> None:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-fleet-")))
+        self._faults = [folder / f"{number}.faults" for number in range(count)]
+        quotas = [{"client-id": "etl", "producer_byte_rate": LIMIT}]
+        settings: dict[str, Any] = {"fleet": {"default_scope": "fleet"}, "log": {"format": "json"}}
+        self.sidecars = []
+        for faults in self._faults:
+            before = [sys.executable, "-m", "benchmarks.rig.lossy_sidecar", str(faults)]
+            running = sidecar(bootstrap, quotas, before=before, broker_ports=6, drain_timeout_s=3, **settings)
+            self.sidecars.append(stack.enter_context(running))
 
-    def start(self) -> None:
-        """Start it; does not wait."""
-        with self._log.open("ab") as log:
-            command = [sys.executable, "-m", "benchmarks.rig.lossy_sidecar", "run", "--config", str(self._path)]
-            env = {**os.environ, "KQUOTA_LOSSY": str(self._faults)}
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-
-    def suffer(self, **faults: object) -> None:
+    def suffer(self, first: int = 0, **faults: object) -> None:
         """From now on records of the topic are lost, late, or cut off (benchmarks/rig/lossy_sidecar.py)."""
-        fresh = self._faults.with_suffix(".new")
-        fresh.write_text(json.dumps(faults))
-        fresh.replace(self._faults)
+        for file in self._faults[first:]:
+            fresh = file.with_suffix(".new")
+            fresh.write_text(json.dumps(faults))
+            fresh.replace(file)
 
-    def end(self, number: int = signal.SIGTERM) -> None:
-        """End it and wait."""
-        if self.process is not None:
-            self.process.send_signal(number)
-            self.process.wait(60)
 
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process is not None and self.process.poll() is None
+def group_of(one: Sidecar) -> dict[str, Any] | None:
+    """The counter of the load; None before anything was charged, or while it is down."""
+    found = answered(lambda: one.get("/quotas")) or {}
+    return next((group for group in found.get("groups", ()) if group["kind"] == "produce"), None)
 
-    def ready(self) -> bool:
-        """Whether it serves."""
-        return self._get("/readyz") is not None
 
-    def group(self) -> dict[str, Any] | None:
-        """The counter of the load; None before anything was charged, or while it is down."""
-        found = self._get("/quotas")
-        return next((one for one in (found or {}).get("groups", ()) if one["kind"] == "produce"), None)
-
-    def groups(self) -> int:
-        """How many counters have a limit that is the fleet's."""
-        found = self._get("/quotas") or {}
-        return sum(one["fleet"] is not None for one in found.get("groups", ()))
-
-    def cpu_s(self) -> float:
-        """Of the process so far."""
-        assert self.process is not None
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / 100.0
-
-    def _get(self, path: str) -> Any:
-        try:
-            with urllib.request.urlopen(self.admin + path, timeout=3) as answer:
-                return json.load(answer)
-        except OSError:
-            return None
+def alive(one: Sidecar) -> bool:
+    """Whether the process runs."""
+    return one.process.poll() is None
 
 
 class Load:
@@ -194,9 +148,9 @@ class Bench:
     def look(self) -> tuple[list[float], list[float]]:
         """What went through each so far, over restarts too, and each share."""
         for at, one in enumerate(self.sidecars):
-            group = one.group()
+            group = group_of(one)
             if group is None:  # it is down, or had no time to answer: as far as is known nothing has changed
-                if not one.alive():
+                if not alive(one):
                     self._shares[at] = 0.0
                 continue
             amount = group["totals"]["amount"]
@@ -211,12 +165,11 @@ class Bench:
         for load, rate in zip(self.loads, rates, strict=True):
             load.rate = rate
         found = Phase(name)
-        thread = None if during is None else threading.Thread(target=during)
-        if thread is not None:
-            thread.start()
+        thread = threading.Thread(target=during or bool)
+        thread.start()
         start = at = time.monotonic()
         before, _ = self.look()
-        first = half = before
+        half = before
         for second in range(seconds):
             time.sleep(max(start + second + 1 - time.monotonic(), 0.0))
             amounts, shares = self.look()
@@ -230,14 +183,12 @@ class Bench:
         found.highest_1s = max(found.seconds)
         fives = [sum(found.seconds[one : one + 5]) / 5 for one in range(len(found.seconds) - 4)]
         found.highest_5s = round(max(fives), 3)
-        hungry = [one.alive() and rate == float("inf") for one, rate in zip(self.sidecars, rates, strict=True)]
+        hungry = [alive(one) and rate == float("inf") for one, rate in zip(self.sidecars, rates, strict=True)]
         used = [b - a for a, b, counts in zip(half, before, hungry, strict=True) if counts]
-        found.jain = round(sum(used) ** 2 / (len(used) * sum(one**2 for one in used)), 4) if sum(used) else 0.0
+        found.jain = round(jain(used), 4)
         found.until_95_s = next((one + 1.0 for one, rate in enumerate(found.seconds) if rate >= 0.95), None)
         found.most_shares = max(found.shares)
-        assert first is not None
-        if thread is not None:
-            thread.join()
+        thread.join()
         self.phases.append(found)
         print(json.dumps({key: value for key, value in asdict(found).items() if key != "shares"}), flush=True)
 
@@ -247,17 +198,12 @@ def run(count: int) -> dict[str, Any]:
     everything = float("inf")
     with ExitStack() as stack:
         kafka = stack.enter_context(KafkaCluster.start(1, progress=print))
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-fleet-")))
-        sidecars = [Sidecar(number, kafka.bootstrap, folder) for number in range(count)]
-        for one in sidecars:
-            stack.callback(one.end, signal.SIGKILL)
-            one.start()
-        while not all(one.ready() for one in sidecars):
-            time.sleep(0.5)
+        fleet = Fleet(count, kafka.bootstrap, stack)
+        sidecars = fleet.sidecars
         time.sleep(3)
-        cpu = [one.cpu_s() for one in sidecars]
+        cpu = [cpu_s(one.pid) for one in sidecars]
         time.sleep(10)
-        idle_cpu = [(one.cpu_s() - was) / 10 * 100 for one, was in zip(sidecars, cpu, strict=True)]
+        idle_cpu = [(cpu_s(one.pid) - was) / 10 * 100 for one, was in zip(sidecars, cpu, strict=True)]
         loads = [Load(one.bootstrap) for one in sidecars]
         bench = Bench(sidecars, loads)
         half = count // 2
@@ -269,34 +215,20 @@ def run(count: int) -> dict[str, Any]:
 
         def kill_half() -> None:
             for one in sidecars[half:]:
-                one.end(signal.SIGKILL)
+                one.kill()
 
         def start_half() -> None:
-            for one in sidecars[half:]:
-                one.start()
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(Sidecar.start_again, sidecars[half:]))
 
         def rolling() -> None:
             for one in sidecars:
-                one.end()
-                one.start()
-                while not one.ready():
-                    time.sleep(0.2)
+                one.stop()
+                one.start_again()
 
         def restart_broker() -> None:
             kafka.stop_broker(1)
             kafka.start_broker(1)
-
-        def hear_badly() -> None:
-            for one in sidecars:
-                one.suffer(lost=0.15, late=0.15)
-
-        def hear_well() -> None:
-            for one in sidecars:
-                one.suffer()
-
-        def cut_half_off() -> None:
-            for one in sidecars[half:]:
-                one.suffer(cut=True)
 
         def delete_topic() -> None:
             from kafka import KafkaAdminClient
@@ -316,12 +248,13 @@ def run(count: int) -> dict[str, Any]:
         bench.phase("the broker restarts", 30, all_clients, restart_broker)
         bench.phase("rolling restart of all", 40, all_clients, rolling)
         bench.phase("afterwards", 24, all_clients)
+        hear_badly, cut_half_off = partial(fleet.suffer, lost=0.15, late=0.15), partial(fleet.suffer, half, cut=True)
         bench.phase("30 % of the records lost or late by 1 to 3 s", 40, all_clients, hear_badly)
         bench.phase("and half of all alone want everything", 24, only(*range(half)))
         bench.phase("and the other half alone", 24, only(*range(half, count)))
-        bench.phase("records arrive again", 20, all_clients, hear_well)
+        bench.phase("records arrive again", 20, all_clients, fleet.suffer)
         bench.phase("half are cut off from the topic", 60, all_clients, cut_half_off)
-        bench.phase("they are heard again", 40, all_clients, hear_well)
+        bench.phase("they are heard again", 40, all_clients, fleet.suffer)
         for load in loads:
             load.stop()
         return {

@@ -12,30 +12,28 @@ import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report.measured import describe_project, in_words
-from benchmarks.report.stats import percentile
-from benchmarks.rig.crowd import READERS, WRITERS
+from benchmarks.report.stats import jain, percentile
+from benchmarks.rig.crowd import FETCHED_BATCHES, Cell, clients, quotas
 from benchmarks.rig.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
-from benchmarks.rig.rawclient import Address, open_loop
-from tests.lab.kafka import GuardedProcess, KafkaCluster, run_tool
-from tests.lab.kafka.ports import free_ports
+from benchmarks.rig.rawclient import open_loop
+from tests.lab.kafka import KafkaCluster, run_tool
+from tests.support.sidecars import Sidecar, sidecar
 
 TOPIC = "load"
+WRITERS, READERS = "crowd-write", "crowd-read"
+"""Client-ids."""
+WRITE_BYTES, READ_BYTES = 1000, 10_000
+"""Of a record, and of an answer."""
 PROBES = 20
 """Connections of unthrottled clients."""
-READY_LIMIT_S = 60.0
-STOP_LIMIT_S = 40.0
 FILL_RECORDS = 200
 MAX_BEHIND_S = 30.0
 """The probes wait so long for answers; what they measure then says so."""
@@ -82,8 +80,7 @@ class Round:
     """Its own count of open connections, crowd and probes."""
     jain_writers: float
     jain_readers: float
-    least_writes: int
-    most_writes: int
+    least_written_bytes: int
     written_bytes_per_s: float
     read_bytes_per_s: float
     proxy_cpu_share: float
@@ -108,73 +105,12 @@ class Result:
         return [getattr(one, f"loaded_{name}") / getattr(one, f"idle_{name}") for one in self.rounds]
 
 
-def jain(values: Sequence[float]) -> float:
-    """Jain's fairness index, (sum x)^2 / (n sum x^2): 1 when all have the same, 1/n when one has everything."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
-
-
-@contextmanager
-def _sidecar(cluster: KafkaCluster, plan: Plan) -> Iterator[tuple[Address, str, int]]:
-    """Its bootstrap address, the URL of its admin port, its process id."""
-    port, broker_port, admin_port = free_ports(3)
-    config = {
-        "listen": {"port": port, "broker_ports": f"{broker_port}-{broker_port}"},
-        "upstream": {"bootstrap": cluster.bootstrap},
-        "admin": {"host": "127.0.0.1", "port": admin_port},
-        "quota.window.num": plan.window_num,
-        "quotas": [
-            {"client-id": WRITERS.decode(), "producer_byte_rate": plan.write_bytes_per_s},
-            {"client-id": READERS.decode(), "consumer_byte_rate": plan.read_bytes_per_s},
-        ],
-    }
-    with tempfile.TemporaryDirectory(prefix="kquota-load-") as directory:
-        file = Path(directory, "kquota.yaml")
-        file.write_text(json.dumps(config))  # JSON is YAML
-        with Path(directory, "kquota.log").open("wb") as log:
-            command = [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(file)]
-            process = GuardedProcess(command, stdout=log, stderr=log)
-        try:
-            admin = f"http://127.0.0.1:{admin_port}"
-            _wait_ready(process, admin, Path(directory, "kquota.log"))
-            yield ("127.0.0.1", port), admin, process.child_pid
-        finally:
-            process.stop(STOP_LIMIT_S)
-
-
-def _wait_ready(process: GuardedProcess, admin: str, log: Path) -> None:
-    deadline = time.monotonic() + READY_LIMIT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{admin}/readyz", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.1)
-    raise RuntimeError(f"the sidecar is not ready:\n{log.read_text()[-3000:]}")
-
-
-@contextmanager
-def _crowd(address: Address, plan: Plan) -> Iterator[subprocess.Popen[str]]:
+def _cells(plan: Plan) -> list[Cell]:
     writers = plan.connections // 2
-    arguments = map(str, (*address, TOPIC, writers, plan.connections - writers))
-    command = [sys.executable, "-m", "benchmarks.rig.crowd", *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        if json.loads(process.stdout.readline() or "{}").get("connected") != plan.connections:
-            raise RuntimeError("the crowd did not get its connections")
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _metric(admin: str, name: str) -> float:
-    with urllib.request.urlopen(f"{admin}/metrics", timeout=30) as answer:
-        for line in answer.read().decode().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[1])
-    return 0.0
+    return [
+        Cell(WRITERS, "produce", plan.write_bytes_per_s, writers, TOPIC, WRITE_BYTES),
+        Cell(READERS, "fetch", plan.read_bytes_per_s, plan.connections - writers, TOPIC, READ_BYTES // FETCHED_BATCHES),
+    ]
 
 
 def run(plan: Plan, say: Callable[[str], None] = print) -> Result:
@@ -185,7 +121,11 @@ def run(plan: Plan, say: Callable[[str], None] = print) -> Result:
         raise RuntimeError(f"{wanted} open files are needed, the limit (ulimit -Hn) is {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))  # broker and sidecar inherit it
     result = Result(plan, machine=describe_machine(), project=describe_project())
-    with KafkaCluster.start(1, progress=say) as cluster, _sidecar(cluster, plan) as (address, admin, pid):
+    settings: dict[str, Any] = {"log": {"format": "json"}, "quota.window.num": plan.window_num}
+    with (
+        KafkaCluster.start(1, progress=say) as cluster,
+        sidecar(cluster.bootstrap, quotas(_cells(plan)), before=(), **settings) as running,
+    ):
         run_tool(
             "org.apache.kafka.tools.ProducerPerformance",
             [
@@ -194,17 +134,17 @@ def run(plan: Plan, say: Callable[[str], None] = print) -> Result:
             ],
             cluster.version,
         )
-        _probe(address, plan, 2.0)  # warm
+        _probe(running, plan, 2.0)  # warm
         for number in range(plan.rounds):
-            result.rounds.append(_round(address, admin, pid, cluster.nodes[0].pid, plan))
+            result.rounds.append(_round(running, cluster.nodes[0].pid, plan))
             say(f"round {number + 1}: {result.rounds[-1]}")
     return result
 
 
-def _probe(address: Address, plan: Plan, seconds: float) -> tuple[list[float], int]:
+def _probe(running: Sidecar, plan: Plan, seconds: float) -> tuple[list[float], int]:
     """Latencies in ms of produce requests at a fixed rate, by a client without a quota."""
     loop = open_loop(
-        address,
+        ("127.0.0.1", running.port),
         TOPIC,
         rate_per_s=plan.probe_rate_per_s,
         seconds=seconds,
@@ -214,38 +154,37 @@ def _probe(address: Address, plan: Plan, seconds: float) -> tuple[list[float], i
     return [latency * 1000 for latency in loop.latencies_s], loop.throttled
 
 
-def _round(address: Address, admin: str, pid: int, broker_pid: int, plan: Plan) -> Round:
-    idle, throttled_idle = _probe(address, plan, plan.seconds)
-    with _crowd(address, plan) as crowd:
-        assert crowd.stdin is not None
-        assert crowd.stdout is not None
-        crowd.stdin.write(f"run {plan.warmup_s} {plan.seconds + 1}\n")
-        crowd.stdin.flush()
+def _round(running: Sidecar, broker_pid: int, plan: Plan) -> Round:
+    pid, end_s = running.pid, plan.warmup_s + plan.seconds + 1
+    idle, throttled_idle = _probe(running, plan, plan.seconds)
+    with clients(running.port, _cells(plan), end_s, [plan.warmup_s, end_s - 0.5]) as finish:
         time.sleep(plan.warmup_s)
         cpu_before, machine_before, broker_before = cpu_s(pid), MachineTime.now(), cpu_s(broker_pid)
         began = time.monotonic()
-        loaded, throttled = _probe(address, plan, plan.seconds)
+        loaded, throttled = _probe(running, plan, plan.seconds)
         took = time.monotonic() - began
         proxy_cpu, broker_cpu = cpu_s(pid) - cpu_before, cpu_s(broker_pid) - broker_before
         machine = MachineTime.now().busy_s - machine_before.busy_s
-        held = int(_metric(admin, "kquota_connections_open"))
-        found = json.loads(crowd.stdout.readline())
+        held = int(running.metric("kquota_connections_open"))
         resident = resident_bytes(pid)
+        found = finish()
+    seconds = end_s - 0.5 - plan.warmup_s
+    written, read = ([end - begin for begin, end in zip(*one.per_connection.values(), strict=True)] for one in found)
+    dropped = sum(one.dropped for one in found)
     return Round(
         idle_p50_ms=percentile(idle, 50),
         idle_p99_ms=percentile(idle, 99),
         loaded_p50_ms=percentile(loaded, 50),
         loaded_p99_ms=percentile(loaded, 99),
         probe_throttled=throttled_idle + throttled,
-        connected=found["connected"],
-        dropped=found["dropped"],
+        connected=plan.connections - dropped,
+        dropped=dropped,
         held_by_sidecar=held,
-        jain_writers=jain(found["writes"]),
-        jain_readers=jain(found["read_bytes"]),
-        least_writes=min(found["writes"]),
-        most_writes=max(found["writes"]),
-        written_bytes_per_s=sum(found["writes"]) * 1100 / found["seconds"],
-        read_bytes_per_s=sum(found["read_bytes"]) / found["seconds"],
+        jain_writers=jain(written),
+        jain_readers=jain(read),
+        least_written_bytes=min(written),
+        written_bytes_per_s=sum(written) / seconds,
+        read_bytes_per_s=sum(read) / seconds,
         proxy_cpu_share=proxy_cpu / took,
         others_cpu_share=(machine - proxy_cpu - broker_cpu) / took / len(os.sched_getaffinity(0)),
         resident_mb=resident / 1e6,
@@ -289,7 +228,7 @@ def failures(result: Result) -> list[str]:
             found.append(f"round {number}: {one.connected} of {result.plan.connections} held, {one.dropped} dropped")
         if one.probe_throttled:
             found.append(f"round {number}: {one.probe_throttled} answers to clients without a quota were throttled")
-        if not one.least_writes:
+        if not one.least_written_bytes:
             found.append(f"round {number}: a writer got nothing done")
     ratio = statistics.median(result.ratios("p99_ms"))
     if ratio > MAX_P99_RATIO:
