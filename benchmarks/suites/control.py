@@ -2,11 +2,9 @@
 
 Start: from the exec of `kquota run` until /readyz says yes, a broker being there. Reload: every entry of a file of
 10 000 is changed and SIGHUP sent; a client asks something each millisecond, one request at a time, and its answers
-while the file is read are compared with those of as long a time before, and with those while a program that has nothing
-to do with the sidecar computes for as long. A machine that others use has pauses of its own, and two cores that three
-want make some, so those over 5 ms are counted in all of them; where the hypervisor took more than a hundredth of the
-machine away meanwhile, it is done again, at most twice, and the least disturbed one is kept. As many reloads again have
-a clock in the event loop besides (:mod:`benchmarks.rig.control_clock`). `python -m benchmarks.suites.control`.
+while the file is read are compared with those of as long a time before. Where the hypervisor took more than a hundredth
+of the machine away meanwhile, it is done again, at most twice, and the least disturbed one is kept.
+`python -m benchmarks.suites.control`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,9 +29,8 @@ from typing import Any
 
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
-from benchmarks.rig.control_clock import pauses_ms
 from benchmarks.rig.procstat import MachineTime, cpu_s, describe_machine, resident_bytes
-from benchmarks.rig.rawclient import api_versions_frame
+from benchmarks.rig.rawclient import connected, greet
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.ports import free_ports
 
@@ -46,11 +42,6 @@ MARGIN_S = 0.1
 PAUSE_MS = 5.0
 MAX_STOLEN = 0.01
 ATTEMPTS = 3
-COMPUTE = (
-    "import sys, time; time.sleep(0.5); began = time.monotonic(); print(began)\n"
-    "while time.monotonic() < began + float(sys.argv[1]): pass"
-)
-"""Does nothing for half a second, says when it begins, and computes for so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -64,31 +55,17 @@ class Start:
 
 @dataclass(frozen=True)
 class Noticed:
-    """What a client or the event loop noticed in some time."""
+    """What a client noticed in some time."""
 
     worst_ms: float
     p99_ms: float
     over_5ms: int
 
-
-@dataclass(frozen=True)
-class Times:
-    """When a file was read and what was in force before was freed, as long a quiet time before, and as long a time in
-    which another program computed; seconds of the monotonic clock."""
-
-    reload: float
-    quiet: float
-    elsewhere: float
-    length_s: float
-
-    def noticed(self, samples: Sequence[tuple[float, float]]) -> dict[str, Noticed]:
-        """Of samples (when, how many ms), those in each of these times."""
-        result = {}
-        for name, began in (("reload", self.reload), ("quiet", self.quiet), ("elsewhere", self.elsewhere)):
-            found = [ms for when, ms in samples if began <= when <= began + self.length_s]
-            p99_ms = statistics.quantiles(found, n=100)[98]
-            result[name] = Noticed(max(found), p99_ms, sum(ms > PAUSE_MS for ms in found))
-        return result
+    @classmethod
+    def of(cls, answers: Sequence[tuple[float, float]], began: float, length_s: float) -> Noticed:
+        """Of answers (when, after how many ms), those in a time."""
+        found = [ms for when, ms in answers if began <= when <= began + length_s]
+        return cls(max(found), statistics.quantiles(found, n=100)[98], sum(ms > PAUSE_MS for ms in found))
 
 
 @dataclass(frozen=True)
@@ -100,9 +77,9 @@ class Reload:
     cpu_ms: float
     """Of the whole process in the second of the reload, less that of the quiet second before it."""
     answers: dict[str, Noticed]
-    times: Times
+    """While the file was read and what was in force before was freed, and in as long a quiet time before."""
     stolen: float
-    """Share of the machine that the hypervisor gave to others, over all three times and what is between them."""
+    """Share of the machine that the hypervisor gave to others, over both times and what is between them."""
 
 
 def configuration(ports: Sequence[int], bootstrap: Sequence[str], entries: int, limit: int) -> str:
@@ -119,16 +96,12 @@ def configuration(ports: Sequence[int], bootstrap: Sequence[str], entries: int, 
 
 
 @contextmanager
-def sidecar(
-    file: Path, log: Path, admin: int, *, notes: Path | None = None
-) -> Iterator[tuple[subprocess.Popen[bytes], Start]]:
-    """`kquota run`, ready; and how long that took. With a clock in its event loop where `notes` says where to."""
-    command = ["proxy.app.cli.main", "run", "--config", str(file)]
-    if notes is not None:
-        command = ["benchmarks.rig.control_clock", str(file), str(notes)]
+def sidecar(file: Path, log: Path, admin: int) -> Iterator[tuple[subprocess.Popen[bytes], Start]]:
+    """`kquota run`, ready; and how long that took."""
+    command = [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(file)]
     with log.open("wb") as output:
         began = time.monotonic()
-        process = subprocess.Popen([sys.executable, "-m", *command], stdout=output, stderr=output)
+        process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         while not _ready(admin):
             if process.poll() is not None or time.monotonic() > began + LIMIT_S:
@@ -154,16 +127,11 @@ def _ready(admin: int) -> bool:
 def probe(port: int, seconds: float) -> list[tuple[float, float]]:
     """Ask each millisecond; (when answered, after how many ms)."""
     found = []
-    with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        frame = api_versions_frame(1)
+    with connected(("127.0.0.1", port)) as connection:
+        connection.settimeout(LIMIT_S)
         until = time.monotonic() + seconds
         while (began := time.monotonic()) < until:
-            connection.sendall(frame)
-            left, got = 4, b""
-            while left:
-                got += connection.recv(left)
-                left = (4 if len(got) < 4 else 4 + int.from_bytes(got[:4], "big")) - len(got)
+            greet(connection, 1)
             done = time.monotonic()
             found.append((done, (done - began) * 1000))
             time.sleep(max(PROBE_EVERY_S - (done - began), 0))
@@ -198,22 +166,20 @@ def reload_once(process: subprocess.Popen[bytes], file: Path, log: Path, text: s
     if ended + MARGIN_S > answers[-1][0] or took_ms / 1000 + MARGIN_S > PROBE_S:
         raise RuntimeError(f"the reload took longer than the client asked: {took_ms} ms")
     cpu_ms = (marks[2] - marks[1] - (marks[1] - marks[0])) * 1000
-    command = [sys.executable, "-S", "-c", COMPUTE, str(took_ms / 1000)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        answers += probe(port, PROBE_S)
-        elsewhere = float(other.communicate(timeout=LIMIT_S)[0])
-    times = Times(ended - took_ms / 1000, quiet, elsewhere, took_ms / 1000 + MARGIN_S)
+    length_s = took_ms / 1000 + MARGIN_S
+    times = {"reload": ended - took_ms / 1000, "quiet": quiet}
     stolen_s = (MachineTime.now().stolen_s - machine.stolen_s) / (os.cpu_count() or 1)
-    return Reload(took_ms, cpu_ms, times.noticed(answers), times, stolen_s / (time.monotonic() - quiet))
+    noticed = {name: Noticed.of(answers, began, length_s) for name, began in times.items()}
+    return Reload(took_ms, cpu_ms, noticed, stolen_s / (time.monotonic() - quiet))
 
 
 def reload_often(
-    file: Path, log: Path, ports: Sequence[int], bootstrap: Sequence[str], entries: int, rounds: int, notes: Path | None
+    file: Path, log: Path, ports: Sequence[int], bootstrap: Sequence[str], entries: int, rounds: int
 ) -> tuple[Start, list[Reload]]:
     """Start with many entries and change all of them so many times."""
     file.write_text(configuration(ports, bootstrap, entries, 4))
     found = []
-    with sidecar(file, log, ports[2], notes=notes) as (process, start):
+    with sidecar(file, log, ports[2]) as (process, start):
         limits = itertools.count(5)
         for _ in range(rounds):
             attempts: list[Reload] = []
@@ -233,14 +199,12 @@ def run(entries: int, starts: int, rounds: int) -> dict[str, Any]:
         tempfile.TemporaryDirectory(prefix="kquota-control-") as name,
         KafkaCluster.start(1, directory=Path(name, "kafka")) as cluster,
     ):
-        file, log, notes = Path(name, "kquota.yaml"), Path(name, "kquota.log"), Path(name, "notes")
+        file, log = Path(name, "kquota.yaml"), Path(name, "kquota.log")
         for _ in range(starts):
             file.write_text(configuration(ports, cluster.bootstrap, 1, 4))
             with sidecar(file, log, ports[2]) as (_, start):
                 started.append(start)
-        large, reloads = reload_often(file, log, ports, cluster.bootstrap, entries, rounds, None)
-        _, clocked = reload_often(file, log, ports, cluster.bootstrap, entries, rounds, notes)
-        pauses = pauses_ms(notes)
+        large, reloads = reload_often(file, log, ports, cluster.bootstrap, entries, rounds)
     return {
         "machine": describe_machine() | {"load_per_core": os.getloadavg()[0] / len(os.sched_getaffinity(0))},
         "project": describe_project(),
@@ -248,7 +212,6 @@ def run(entries: int, starts: int, rounds: int) -> dict[str, Any]:
         "starts": [asdict(one) for one in started],
         "starts_with_entries": [asdict(large)],
         "reloads": [asdict(one) for one in reloads],
-        "loop": [{name: asdict(it) for name, it in one.times.noticed(pauses).items()} for one in clocked],
     }
 
 
@@ -264,15 +227,11 @@ def table(result: dict[str, Any]) -> str:
         ("… of CPU, traffic's aside, ms", [one["cpu_ms"] for one in reloads]),
         ("taken by the hypervisor meanwhile, % of the machine", [one["stolen"] * 100 for one in reloads]),
     ]
-    for what, samples in (("answer", [one["answers"] for one in reloads]), ("turn of the event loop", result["loop"])):
-        for name, said in (
-            ("reload", "meanwhile"),
-            ("quiet", "in as long a time before"),
-            ("elsewhere", "while another program computes"),
-        ):
-            rows.append((f"slowest {what} {said}, ms", [one[name]["worst_ms"] for one in samples]))
-            rows.append((f"p99 {said}, ms", [one[name]["p99_ms"] for one in samples]))
-            rows.append((f"over {PAUSE_MS:g} ms {said}, per reload", [one[name]["over_5ms"] for one in samples]))
+    for name, said in (("reload", "meanwhile"), ("quiet", "in as long a time before")):
+        noticed = [one["answers"][name] for one in reloads]
+        rows.append((f"slowest answer {said}, ms", [one["worst_ms"] for one in noticed]))
+        rows.append((f"p99 {said}, ms", [one["p99_ms"] for one in noticed]))
+        rows.append((f"over {PAUSE_MS:g} ms {said}, per reload", [one["over_5ms"] for one in noticed]))
     lines = ["| | median (min–max) |", "|---|---:|"]
     for title, values in rows:
         lines.append(f"| {title} | {statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f}) |")
