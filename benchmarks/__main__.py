@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.report import elsewhere
 from benchmarks.report import tables as report
 from benchmarks.rig import runner, variants
 from benchmarks.rig.variants import PROJECT
@@ -28,8 +27,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     size.add_argument("--quick", dest="plan", action="store_const", const="quick", help="one round, a minute or two")
     size.add_argument("--plan", choices=PLANS, help="how much is measured (default: full)")
     parser.add_argument("--rounds", type=int, help="how often each variant is measured")
-    parser.add_argument("--variants", help=f"comma-separated, of: {keys} (default: without 06)")
-    parser.add_argument("--only", help="comma-separated scenarios: memory, produce, fetch, fetch-apart, answers-1, ...")
+    parser.add_argument("--variants", help=f"comma-separated, of: {keys} (default: all)")
+    parser.add_argument("--only", help="comma-separated scenarios: memory, produce, fetch, fetch-apart, ...")
     parser.add_argument(
         "--halt-idle-cores", action="store_true", help="as they usually do (default: they poll, where that is allowed)"
     )
@@ -56,13 +55,12 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
                 plan = replace(plan, rounds=options.rounds)
             if options.halt_idle_cores:
                 plan = replace(plan, idle_cores_poll=False)
-            chosen = variants.find(options.variants.split(",")) if options.variants else list(variants.BY_DEFAULT)
+            chosen = variants.find(options.variants.split(",")) if options.variants else list(variants.VARIANTS)
             known = scenarios(plan)
             wanted = options.only.split(",") if options.only else [scenario.key for scenario in known]
             if strange := set(wanted) - {scenario.key for scenario in known}:
                 raise ValueError(f"no scenario {', '.join(strange)}; there are {[scenario.key for scenario in known]}")
             result = runner.run(plan, chosen, [scenario for scenario in known if scenario.key in wanted], say)
-            result["elsewhere"] = elsewhere.lines(RESULTS)
             file = report.store(result, options.output, options.what or plan.name)
             from benchmarks.report.plot import (
                 draw,  # matplotlib takes its time, and who only asks for help need not wait

@@ -16,16 +16,14 @@ from benchmarks.report import stats, stored
 from benchmarks.report.measured import in_words
 from benchmarks.report.stats import Spread
 from benchmarks.rig import tls
-from benchmarks.suites.plan import CALM_SHARE, FULL, PLANS, Plan
+from benchmarks.suites.plan import CALM_SHARE, PLANS, Plan
 from benchmarks.suites.scenarios import Metric, Scenario, scenarios
 
 DIRECT, HAPROXY, ENVOY, KQUOTA = "01-direct", "02-haproxy", "03-envoy", "05-kquota-quotas"
-TRANSPARENT, RELAY = "07-kquota-transparent", "08-relay"
+TRANSPARENT = "07-kquota-transparent"
 
 NEARLY = 0.97
 """Of direct: what counts as the same."""
-ONE_GB = 1000.0
-"""Per second, in MB."""
 
 Result = Mapping[str, Any]
 NOTHING = "–"
@@ -200,25 +198,14 @@ def _judged(samples: Samples) -> Iterator[tuple[str, float, bool, Spread]]:
             for key, size in batches
         ),
         # Where the proxy shares its cores with both ends, the ratio to direct says how scarce CPU is, and is no target.
-        # A relay that looks at nothing tells what of it is the price of having anything between at all.
         *(
             (
-                f"{tool}: throughput × {title}, the proxy having a core",
+                f"{tool}: throughput × direct, the proxy having a core",
                 NEARLY,
                 True,
-                against(f"{key}-apart", "mb_per_s", other),
+                against(f"{key}-apart", "mb_per_s", DIRECT),
             )
-            for title, other in (("direct", DIRECT), ("a bare relay's", RELAY))
             for key, tool in (("fetch", "consumer"), *((key, f"producer, {size} batches") for key, size in batches))
-        ),
-        *(
-            (
-                f"fetch, {connections} connection{'' if connections == 1 else 's'}, neither end the limit: MB/s",
-                _carried(Spread.of(samples.of(f"answers-{connections}", "mb_per_s", DIRECT).values())),
-                True,
-                plain(f"answers-{connections}", "mb_per_s"),
-            )
-            for connections in FULL.answers_connections
         ),
         ("small requests: CPU each, × HAProxy", 1.15, False, against("small", each, HAPROXY)),
         ("busy small requests: CPU each, × HAProxy", 1.15, False, against("busy", each, HAPROXY)),
@@ -241,32 +228,22 @@ def _judged(samples: Samples) -> Iterator[tuple[str, float, bool, Spread]]:
                 ("busy", each, "busy small requests: CPU each"),
             )
         ),
-        *_with_tls(against, added),
+        *(
+            (
+                f"{sides.title}, {name}: CPU per GB, × HAProxy",
+                limit,
+                False,
+                against(f"{sides.key}-{name}", cpu, HAPROXY),
+            )
+            for sides in tls.ALL
+            for name, limit in (("produce", 1.1), ("fetch", 0.95))
+        ),
         ("memory without connections, MB", 60.0, False, plain("memory", "rss_mb_0")),
         ("memory per idle connection, kB", 25.0, False, plain("memory", "kb_per_connection")),
     ]
     for title, limit, at_least, reached in wanted:
         if reached is not None:
             yield title, limit, at_least, reached
-
-
-def _with_tls(
-    against: Callable[[str, str, str], Spread | None], added: Callable[[str, str], Spread | None]
-) -> Iterator[tuple[str, float, bool, Spread | None]]:
-    """Targets of ways with TLS; all of them have the same cryptography."""
-    cpu, each = "cpu_s_per_gb", "cpu_us_per_request"
-    for sides in tls.ALL:
-        key, title = sides.key, sides.title
-        yield f"{title}, produce: CPU per GB, × HAProxy", 1.1, False, against(f"{key}-produce", cpu, HAPROXY)
-        yield f"{title}, fetch: CPU per GB, × HAProxy", 0.95, False, against(f"{key}-fetch", cpu, HAPROXY)
-        yield f"{title}, small requests: CPU each, × HAProxy", 1.15, False, against(f"{key}-small", each, HAPROXY)
-        beside = added(f"{key}-together", "p50_us")
-        yield f"{title}, small requests, side by side: added p50, × HAProxy's", 1.2, False, beside
-
-
-def _carried(direct: Spread | None) -> float:
-    """MB/s that a proxy has to carry: 1 GB/s, or as good as all where not even that comes without it."""
-    return ONE_GB if direct is None or direct.median >= ONE_GB else float(f"{NEARLY * direct.median:.3g}")
 
 
 # ---- output ----------------------------------------
@@ -295,7 +272,7 @@ def show(result: Result, console: Console) -> None:
             reached = (_text(target.reached, 2), _likely(target.reached))
             table.add_row(target.title, _limit(target), *reached, _calm(target), verdict)
         console.print(table)
-    for line in [*result.get("elsewhere", ()), *_notes(result)]:
+    for line in _notes(result):
         console.print(f"· {line}", highlight=False)
 
 
@@ -384,9 +361,6 @@ def markdown(result: Result) -> str:
             verdict = target.verdict if target.met else f"**{target.verdict}**"
             reached = f"{_text(target.reached, 2)} | {_likely(target.reached)} | {_calm(target)}"
             out.append(f"| {target.title} | {_limit(target)} | {reached} | {verdict} |")
-    if result.get("elsewhere"):
-        out += ["", "Targets that other programs measure, by their last stored results:", ""]
-        out += [f"- {line}" for line in result["elsewhere"]]
     return "\n".join(out) + "\n"
 
 

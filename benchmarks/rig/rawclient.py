@@ -174,15 +174,12 @@ class Wire:
         self.socket.close()
 
 
-def connected(
-    address: Address, tls: ssl.SSLContext | None = None, session: ssl.SSLSession | None = None
-) -> socket.socket:
-    """A connection that sends at once and does not wait for ever; by TLS where there is a context, beginning with that
-    session if there is one."""
+def connected(address: Address, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """A connection that sends at once and does not wait for ever; by TLS where there is a context."""
     connection = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.settimeout(ANSWER_LIMIT_S)
-    return connection if tls is None else tls.wrap_socket(connection, server_hostname=address[0], session=session)
+    return connection if tls is None else tls.wrap_socket(connection, server_hostname=address[0])
 
 
 @contextmanager
@@ -257,7 +254,6 @@ def side_by_side(
     rate_per_s: float,
     seconds: float,
     connections: int,
-    tls: ssl.SSLContext | None = None,
 ) -> list[LoopResult]:
     """The open loop over several ways at once, each request by another way than the one before: what one address has
     seen, in their order. The rate is that of all of them, the connections are for each.
@@ -269,7 +265,7 @@ def side_by_side(
         BenchmarkRequestError: an answer is wrong or missing, or the other side cannot keep up.
     """
     with ExitStack() as stack:
-        ways = [stack.enter_context(_wires(address, topic, connections, tls)) for address in addresses]
+        ways = [stack.enter_context(_wires(address, topic, connections)) for address in addresses]
         orders = (deque(way[number] for way in ways) for number in range(connections))
         wires: list[Wire] = []
         for number, order in enumerate(orders):
@@ -363,41 +359,25 @@ class Connects:
     seconds: float
 
 
-def connects(address: Address, *, seconds: float, tls: ssl.SSLContext | None = None, resumed: bool = False) -> Connects:
+def connects(address: Address, *, seconds: float, tls: ssl.SSLContext | None) -> Connects:
     """One connection after another, each of which asks ApiVersions, is answered and ends.
 
-    `resumed`: with the TLS session of the one before, instead of a full handshake.
-
     Raises:
-        BenchmarkRequestError: a wrong answer, or a handshake that was not of this kind.
+        BenchmarkRequestError: a wrong answer, or a handshake that resumed a session.
     """
-    session: ssl.SSLSession | None = None
-    if resumed:
-        session = _ask_once(address, tls, None, 0)
     count, begin = 0, time.perf_counter()
     while time.perf_counter() < begin + seconds:
         count += 1
-        given = _ask_once(address, tls, session, count)
-        if resumed:
-            session = given
+        with connected(address, tls) as connection:
+            greet(connection, count)
+            if not isinstance(connection, ssl.SSLSocket):
+                continue
+            if connection.session_reused:
+                raise BenchmarkRequestError("the handshake was resumed")
+            connection.settimeout(0.0)
+            with suppress(ssl.SSLWantReadError):
+                connection.unwrap()  # the proxy's own goodbye is not waited for
     return Connects(count, time.perf_counter() - begin)
-
-
-def _ask_once(
-    address: Address, tls: ssl.SSLContext | None, session: ssl.SSLSession | None, number: int
-) -> ssl.SSLSession | None:
-    """Returns the session that the next connection may go on with, if there is one."""
-    with connected(address, tls, session) as connection:
-        greet(connection, number)
-        if not isinstance(connection, ssl.SSLSocket):
-            return None
-        if bool(connection.session_reused) != (session is not None):
-            raise BenchmarkRequestError(f"the handshake was {'full' if session is not None else 'resumed'}")
-        given = connection.session
-        connection.settimeout(0.0)
-        with suppress(ssl.SSLWantReadError):
-            connection.unwrap()  # the proxy's own goodbye is not waited for
-        return given
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +85,6 @@ def run(plan: Plan, chosen: Sequence[Variant], todo: Sequence[Scenario], say: Sa
         for way in ways[1:]:
             assert way.sides is not None
             context.by_tls[way.sides.key] = _start_ways(way, node.host, files, folder, stack, result, say)
-        if any(scenario.answered for scenario in todo):
-            _start_answerer(context, running, todo, folder / "answers", stack, result, say)
         _prepare(plan, cluster, todo, say)
         try:
             _measure(plan, context, running, todo, began, result, say)
@@ -204,31 +202,6 @@ def _start_one(
     return one
 
 
-def _start_answerer(
-    context: Context,
-    running: Sequence[Running],
-    todo: Sequence[Scenario],
-    folder: Path,
-    stack: ExitStack,
-    result: dict[str, Any],
-    say: Say,
-) -> None:
-    """The peer that only answers, and ways to it next to those to the broker: the same, by the same settings."""
-    wanted = [one.variant for one in running if any(known.answered and known.covers(one) for known in todo)]
-    numbers = iter(free_ports(1 + 3 * len(wanted)))
-    peer = variants.start(variants.answerer(context.plan.answers_bytes), Ports(next(numbers), 0, 0), ("", 0), folder)
-    stack.callback(peer.stop)
-    assert peer.pid is not None
-    context.answerer_pid = peer.pid
-    for variant in wanted:
-        ports = Ports(next(numbers), next(numbers), next(numbers))
-        if variant.own_listener:
-            ports = replace(ports, broker=peer.address[1])
-        one = _start_one(variant, ports, peer.address, folder, stack, result, say)
-        if one is not None:
-            context.answered[variant.key] = one
-
-
 def _memory_is_roomy(plan: Plan) -> bool:
     """The broker's log goes to memory if there is plenty: a disk's own moods are not what is compared here."""
     needed = plan.fetch_records * RECORD_BYTES * 1.2 + SPARE_BYTES
@@ -287,22 +260,19 @@ def _measure(
             _sample(context, scenario, ways, number, result, say)
 
     for scenario in todo:
-        if scenario.once == "first":
+        if scenario.once:
             take(scenario, 0)
     for number in range(plan.rounds):
         if time.monotonic() - began > plan.time_limit_s and number:
             say(f"time limit of {plan.time_limit_s:g} s: stopping after {number} of {plan.rounds} rounds")
             break
         for scenario in todo:
-            if scenario.once != "no":
+            if scenario.once:
                 continue
             repeats = plan.repeats.get(scenario.key, 1)
             for turn in range(number * repeats, (number + 1) * repeats):
                 # A B C, C B A, ...: a drift of the machine favours none of them.
                 take(scenario, turn, backwards=turn % 2 == 1)
-    for scenario in todo:
-        if scenario.once == "last":
-            take(scenario, 0)
 
 
 def _sample(

@@ -69,8 +69,6 @@ class Variant:
     """Answers 200 once the proxy is ready; otherwise an open port is enough."""
     speaks_tls: bool = False
     """Can be told to speak TLS to the broker, from the client, or both."""
-    yardstick: bool = False
-    """No proxy for real use: only measured where a scenario has a use for it."""
     start_limit_s: float = START_LIMIT_S
     redirected: bool = False
     """Clients connect to the broker's own listener, and the kernel leads them to the proxy: the run needs a network
@@ -204,21 +202,17 @@ def _haproxy_version() -> str | None:
     return done.stdout.split(" - ")[0].removeprefix("HAProxy version ").strip() or None
 
 
-def _haproxy_command(options: tuple[str, ...] = ()) -> Command:
-    def command(folder: Path, ports: Ports, _broker: Address, tls: Tls | None) -> list[str]:
-        wide, bind, server = ("", "", "") if tls is None else tls.haproxy()
-        extra = "".join(f"    {option}\n" for option in options)
-        file = folder / f"haproxy-{ports.front}.cfg"
-        file.write_text(
-            f"global\n    nbthread 1\n{wide}"
-            f"defaults\n    mode tcp\n{extra}    timeout connect 5s\n    timeout client 10m\n    timeout server 10m\n"
-            f"listen kafka\n    bind 127.0.0.1:{ports.front}{bind}\n"
-            f"    server broker 127.0.0.1:{ports.broker}{server}\n",
-            encoding="utf-8",
-        )
-        return [_haproxy() or "haproxy", "-db", "-f", str(file)]
-
-    return command
+def _haproxy_command(folder: Path, ports: Ports, _broker: Address, tls: Tls | None) -> list[str]:
+    wide, bind, server = ("", "", "") if tls is None else tls.haproxy()
+    file = folder / f"haproxy-{ports.front}.cfg"
+    file.write_text(
+        f"global\n    nbthread 1\n{wide}"
+        f"defaults\n    mode tcp\n    timeout connect 5s\n    timeout client 10m\n    timeout server 10m\n"
+        f"listen kafka\n    bind 127.0.0.1:{ports.front}{bind}\n"
+        f"    server broker 127.0.0.1:{ports.broker}{server}\n",
+        encoding="utf-8",
+    )
+    return [_haproxy() or "haproxy", "-db", "-f", str(file)]
 
 
 # ---- Envoy ----------------------------------------
@@ -326,9 +320,10 @@ def _redirect(ports: Ports) -> None:
     subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True, timeout=10)
 
 
-def _kquota_command(*, with_quotas: bool, transparent: bool = False) -> Command:
+def _kquota_command(*, transparent: bool) -> Command:
     def command(folder: Path, ports: Ports, broker: Address, tls: Tls | None) -> list[str]:
         listen, upstream = ({}, {}) if tls is None else tls.kquota()
+        limits = {"producer_byte_rate": FAR_ABOVE, "consumer_byte_rate": FAR_ABOVE}
         config: dict[str, object] = {
             "mode": "rewrite",
             "listen": {
@@ -339,7 +334,11 @@ def _kquota_command(*, with_quotas: bool, transparent: bool = False) -> Command:
             },
             "upstream": {"bootstrap": [f"{broker[0]}:{broker[1]}"], **upstream},
             "admin": {"host": "127.0.0.1", "port": ports.spare},
-            "quotas": [],
+            # Every client of a run is in a group of its own client-id with a limit, found behind more specific entries.
+            "quotas": [
+                {"user": "<default>", "client-id": "<default>", **limits},
+                *({"user": f"team-{number}", "client-id": "etl", **limits} for number in range(100)),
+            ],
         }
         if transparent:
             _redirect(ports)
@@ -348,13 +347,6 @@ def _kquota_command(*, with_quotas: bool, transparent: bool = False) -> Command:
                 "listen": {"host": "127.0.0.1", "port": ports.broker},
                 "transparent": {"mark": MARK},
             }
-        if with_quotas:
-            limits = {"producer_byte_rate": FAR_ABOVE, "consumer_byte_rate": FAR_ABOVE}
-            # Every client of a run is in a group of its own client-id with a limit, found behind more specific entries.
-            config["quotas"] = [
-                {"user": "<default>", "client-id": "<default>", **limits},
-                *({"user": f"team-{number}", "client-id": "etl", **limits} for number in range(100)),
-            ]
         file = folder / f"kquota-{ports.front}.yaml"
         file.write_text(json.dumps(config, indent=1), encoding="utf-8")  # JSON is YAML
         return [sys.executable, "-m", "proxy.app.cli.main", "run", "--config", str(file)]
@@ -364,28 +356,6 @@ def _kquota_command(*, with_quotas: bool, transparent: bool = False) -> Command:
 
 def _kquota_ready(ports: Ports) -> str:
     return f"http://127.0.0.1:{ports.spare}/readyz"
-
-
-# ---- a relay that looks at nothing ----------------------------------------
-
-RELAY_SOURCE = Path(__file__).with_name("relay.c")
-
-
-def _compiler() -> str | None:
-    return shutil.which("cc") or shutil.which("gcc")
-
-
-def _relay_missing() -> str | None:
-    return None if _compiler() else "no C compiler on PATH (Debian: apt-get install gcc libc6-dev)"
-
-
-def _relay_command(folder: Path, ports: Ports, _broker: Address, _tls: Tls | None) -> list[str]:
-    program = folder / "relay"
-    command = [_compiler() or "cc", "-O2", "-o", str(program), str(RELAY_SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode != 0:
-        raise VariantError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-LOG_TAIL_BYTES:]}")
-    return [str(program), str(ports.front), str(ports.broker)]
 
 
 # ---- the list ----------------------------------------
@@ -398,7 +368,7 @@ HAPROXY = Variant(
     missing=_haproxy_missing,
     version=_haproxy_version,
     own_listener=True,
-    command=_haproxy_command(),
+    command=_haproxy_command,
     speaks_tls=True,
 )
 ENVOY = Variant(
@@ -411,33 +381,15 @@ ENVOY = Variant(
     command=_envoy_command,
     speaks_tls=True,
 )
-KQUOTA_BARE = Variant(
-    "04-kquota",
-    "kquota, no quotas",
-    "rewrite mode, metrics on, no quota entry",
-    missing=_kquota_missing,
-    version=_kquota_version,
-    command=_kquota_command(with_quotas=False),
-    ready_url=_kquota_ready,
-)
 KQUOTA = Variant(
     "05-kquota-quotas",
     "kquota, quotas",
     "rewrite mode, metrics on, 101 entries with limits far above the traffic",
     missing=_kquota_missing,
     version=_kquota_version,
-    command=_kquota_command(with_quotas=True),
+    command=_kquota_command(transparent=False),
     speaks_tls=True,
     ready_url=_kquota_ready,
-)
-HAPROXY_SPLICE = Variant(
-    "06-haproxy-splice",
-    "HAProxy, splice",
-    "as HAProxy, with `option splice-auto`",
-    missing=_haproxy_missing,
-    version=_haproxy_version,
-    own_listener=True,
-    command=_haproxy_command(("option splice-auto",)),
 )
 KQUOTA_TRANSPARENT = Variant(
     "07-kquota-transparent",
@@ -446,23 +398,12 @@ KQUOTA_TRANSPARENT = Variant(
     missing=_transparent_missing,
     version=_kquota_version,
     own_listener=True,
-    command=_kquota_command(with_quotas=True, transparent=True),
+    command=_kquota_command(transparent=True),
     ready_url=_kquota_ready,
     redirected=True,
 )
 
-RELAY = Variant(
-    "08-relay",
-    "bare relay",
-    "no proxy but a yardstick: `benchmarks/rig/relay.c`, one read and one write for what comes, looks at nothing",
-    missing=_relay_missing,
-    own_listener=True,
-    command=_relay_command,
-    yardstick=True,
-)
-
-VARIANTS = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, HAPROXY_SPLICE, KQUOTA_TRANSPARENT, RELAY)
-BY_DEFAULT = (DIRECT, HAPROXY, ENVOY, KQUOTA_BARE, KQUOTA, KQUOTA_TRANSPARENT, RELAY)
+VARIANTS = (DIRECT, HAPROXY, ENVOY, KQUOTA, KQUOTA_TRANSPARENT)
 
 
 def answerer(records_bytes: int, topics: int = 1) -> Variant:
@@ -476,7 +417,7 @@ def answerer(records_bytes: int, topics: int = 1) -> Variant:
 
 
 def find(names: list[str]) -> list[Variant]:
-    """Variants by number, key or part of the key ("kquota" means both of them), in the order of the list.
+    """Variants by number, key or part of the key ("kquota" means the one in rewrite mode), in the order of the list.
 
     Raises:
         ValueError: a name fits none.
@@ -486,7 +427,7 @@ def find(names: list[str]) -> list[Variant]:
         exact = {variant.key for variant in VARIANTS if name in (variant.key, variant.key[:2], variant.key[3:])}
         fitting = exact or {variant.key for variant in VARIANTS if name in variant.key}
         if name == "kquota":
-            fitting = {KQUOTA_BARE.key, KQUOTA.key}
+            fitting = {KQUOTA.key}
         if not fitting:
             raise ValueError(f"no variant {name!r}; there are {', '.join(variant.key for variant in VARIANTS)}")
         found |= fitting

@@ -48,11 +48,6 @@ class Plan:
     """How long the open loop runs over all ways at once."""
     idle_cores_poll: bool = True
     """Idle cores look for work instead of halting (`benchmarks.rig.idle`), where that is allowed."""
-    answers_s: float = 2.0
-    """How long fetches from the answering peer go on, and a fifth of it before anything counts."""
-    answers_connections: tuple[int, ...] = (1, 8)
-    answers_bytes: int = 1_000_000
-    """Of records in each of its responses."""
     connects_s: float = 2.0
     """How long connections are made one after another."""
     without: tuple[str, ...] = ()
@@ -103,7 +98,6 @@ QUICK = Plan(
     time_limit_s=45.0,
     wait_budget_s=0.0,
     together_s=1.0,
-    answers_s=1.0,
     connects_s=0.5,
     without=("produce-default", "produce-default-apart", *(f"{sides.key}-produce" for sides in tls.ALL)),
 )
@@ -126,7 +120,6 @@ TINY = Plan(
     broker_heap="256m",
     jvm=("-XX:+UseSerialGC", "-Xshare:auto", "-XX:TieredStopAtLevel=1"),
     together_s=0.5,
-    answers_s=0.2,
     connects_s=0.2,
     without=(
         *("produce-default", "produce-default-apart", "tls-broker-fetch", "tls-client-fetch"),

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from benchmarks.report.stats import percentile
-from benchmarks.rig import affinity, drain, javatools, rawclient
+from benchmarks.rig import affinity, javatools, rawclient
 from benchmarks.rig import tls as secured
-from benchmarks.rig.answerer import fetch_response
 from benchmarks.rig.procstat import MachineTime, cpu_s, settled_resident_bytes
-from benchmarks.rig.variants import DIRECT, KQUOTA_BARE, KQUOTA_TRANSPARENT, Running, VariantError
+from benchmarks.rig.variants import KQUOTA_TRANSPARENT, Running
 from benchmarks.suites.plan import RECORD_BYTES, Plan
 
 PRODUCE_TOPIC = "bench-produce"
@@ -47,10 +46,6 @@ class Context:
     cores: int
     wait_budget_s: float
     """What is left of the plan's."""
-    answerer_pid: int = 0
-    """The peer that only answers; 0 when no scenario needs it."""
-    answered: dict[str, Running] = field(default_factory=dict)
-    """By the variant's key: the same ways, to that peer instead of the broker."""
     by_tls: dict[str, list[Running]] = field(default_factory=dict)
     """By the sides' key: the ways to the broker with TLS."""
     broker_ended: Callable[[], str] = lambda: ""
@@ -68,17 +63,13 @@ class Scenario:
     title: str
     metrics: tuple[Metric, ...]
     run: Callable[[Context, Running], Values] | None
-    once: Literal["first", "last", "no"] = "no"
-    """Not in every round, but before the first (the proxies have carried nothing yet) or after the last."""
+    once: bool = False
+    """Not in every round, but before the first: the proxies have carried nothing yet."""
     proxies_only: bool = False
     leaves_out: tuple[str, ...] = ()
     """Variants that it says nothing new about."""
-    yardstick: bool = False
-    """Measures the relay that looks at nothing as well: what a proxy costs its neighbours whatever it does."""
     sides: secured.Sides | None = None
     """Goes by ways with TLS on these sides. Directly, clients speak to the broker as they do to the proxies."""
-    answered: bool = False
-    """Needs the peer that only answers, and ways to it."""
     missing: Callable[[], str | None] = lambda: None
     """Why it cannot be measured on this machine; None if it can."""
     together: Callable[[Context, Sequence[Running]], dict[str, Values]] | None = None
@@ -94,8 +85,6 @@ class Scenario:
 
     def covers(self, running: Running) -> bool:
         """Whether this variant is measured."""
-        if running.variant.yardstick and not self.yardstick:
-            return False
         return running.variant.key not in self.leaves_out and not (self.proxies_only and running.pid is None)
 
 
@@ -214,45 +203,7 @@ def _apart(run: Callable[[Context, Running], Values]) -> Callable[[Context, Runn
 SOON_COMPILED = ("-XX:TieredStopAtLevel=1",)
 """Of tools that share one core with the broker for a few seconds: there the optimizing compiler takes more than it
 gives (producing 47 to 76 MB/s without it where 27 to 49 came with it), and no two runs alike."""
-_NOT_APART = (KQUOTA_BARE.key, KQUOTA_TRANSPARENT.key)
-
-
-# ---- a peer that only answers ----------------------------------------
-
-
-def _answers(connections: int) -> Callable[[Context, Running], Values]:
-    def measure(context: Context, running: Running) -> Values:
-        way = context.answered.get(running.variant.key)
-        if way is None:
-            raise VariantError(f"{running.variant.key} has no way to the answering peer")
-        context = replace(context, broker_pid=context.answerer_pid)
-        return apart(context, way) if affinity.missing() is None else fetch(context, way)
-
-    def fetch(context: Context, way: Running) -> Values:
-        plan = context.plan
-        with drain.fetching(way.address, connections, fetch_response(plan.answers_bytes)) as fetchers:
-            drain.run(fetchers, plan.answers_s / 5)
-            with metered(context, way.pid) as meter:
-                done = drain.run(fetchers, plan.answers_s)
-        values = meter.values
-        gigabytes = done.moved_bytes / GB
-        values |= {
-            "responses": done.responses,
-            "mb_per_s": done.moved_bytes / MB / done.seconds,
-            "ends_core_percent": (values["broker_cpu_s"] + values["client_cpu_s"]) / done.seconds * 100,
-        }
-        if way.pid is not None:
-            values["cpu_s_per_gb"] = values["proxy_cpu_s"] / gigabytes
-            values["proxy_core_percent"] = values["proxy_cpu_s"] / done.seconds * 100
-        return values
-
-    apart = _apart(fetch)
-    return measure
-
-
-def _answers_title(connections: int) -> str:
-    where = "1 connection" if connections == 1 else f"{connections} connections"
-    return f"Fetch over {where} from a peer that only answers, thrown away by the client, the proxy having a core"
+_NOT_APART = (KQUOTA_TRANSPARENT.key,)
 
 
 # ---- small requests ----------------------------------------
@@ -267,7 +218,6 @@ def _small(context: Context, running: Running) -> Values:
             rate_per_s=plan.small_rate_per_s,
             seconds=plan.small_s,
             connections=plan.small_connections,
-            tls=running.client_context,
         )
     values = _loop_values(meter.values, loop)
     values["late_p99_us"] = percentile(loop.lateness_s, 99) * 1e6
@@ -283,7 +233,6 @@ def _side_by_side(context: Context, ways: Sequence[Running]) -> dict[str, Values
             rate_per_s=plan.small_rate_per_s,
             seconds=plan.together_s,
             connections=plan.small_connections,
-            tls=ways[0].client_context,
         )
     meter.values.pop("proxy_cpu_s", None)  # of all of them: says nothing about one
     return {way.variant.key: meter.values | _answered(loop) for way, loop in zip(ways, loops, strict=True)}
@@ -323,59 +272,35 @@ _CPU_PER_REQUEST = Metric("cpu_us_per_request", "CPU of the proxy per request", 
 # ---- TLS ----------------------------------------
 
 
-def _connects(*, resumed: bool) -> Callable[[Context, Running], Values]:
-    def measure(context: Context, running: Running) -> Values:
-        with metered(context, running.pid) as meter:
-            done = rawclient.connects(
-                running.address, seconds=context.plan.connects_s, tls=running.client_context, resumed=resumed
-            )
-        values = meter.values | {"connections": done.connections, "per_s": done.connections / done.seconds}
-        if "proxy_cpu_s" in values:
-            values["per_cpu_s"] = done.connections / values["proxy_cpu_s"]
-            values["cpu_us_per_connection"] = values["proxy_cpu_s"] / done.connections * 1e6
-        return values
-
-    return measure
+def _connects(context: Context, running: Running) -> Values:
+    with metered(context, running.pid) as meter:
+        done = rawclient.connects(running.address, seconds=context.plan.connects_s, tls=running.client_context)
+    values = meter.values | {"connections": done.connections, "per_s": done.connections / done.seconds}
+    if "proxy_cpu_s" in values:
+        values["per_cpu_s"] = done.connections / values["proxy_cpu_s"]
+        values["cpu_us_per_connection"] = values["proxy_cpu_s"] / done.connections * 1e6
+    return values
 
 
-def _with_tls(plan: Plan, sides: secured.Sides) -> Iterator[Scenario]:
+def _with_tls(sides: secured.Sides) -> Iterator[Scenario]:
     """The same with TLS on one side or both."""
-    latency = (Metric("p50_us", "latency p50", "µs", 0, "added"), Metric("p99_us", "latency p99", "µs", 0, "added"))
-    rate = f"{plan.small_rate_per_s:,.0f}/s"
 
     def scenario(
-        kind: str, title: str, metrics: tuple[Metric, ...], run: Callable[[Context, Running], Values] | None
+        kind: str, title: str, metrics: tuple[Metric, ...], run: Callable[[Context, Running], Values]
     ) -> Scenario:
-        together = None if run is not None else _side_by_side
-        # A broker on Java 17 answers a client that would resume a session by a full handshake.
-        leaves_out = (DIRECT.key,) if kind == "resumed" else ()
-        return Scenario(
-            f"{sides.key}-{kind}",
-            f"{sides.title}: {title}",
-            metrics,
-            run,
-            sides=sides,
-            together=together,
-            leaves_out=leaves_out,
-        )
+        return Scenario(f"{sides.key}-{kind}", f"{sides.title}: {title}", metrics, run, sides=sides)
 
     yield scenario("produce", "produce, 1 KB records, default batches of 16 KB", _THROUGHPUT, _produce_default)
     yield scenario("fetch", "fetch, 1 KB records", _THROUGHPUT, _fetch)
-    small = f"small produce requests, {rate} over {plan.small_connections} connections"
-    yield scenario("small", small, (*latency, _CPU_PER_REQUEST), _small)
-    yield scenario("together", f"small produce requests, {rate} in all, each by another way", latency, None)
     opened = (
         Metric("per_s", "connections, one after another", "1/s", 0),
         Metric("per_cpu_s", "connections per second of the proxy's CPU", "1/s", 0),
         Metric("cpu_us_per_connection", "CPU of the proxy per connection", "µs", 0, "haproxy"),
     )
     if sides is secured.FROM_CLIENT:
-        yield scenario("full", "connections with full handshakes and one request", opened, _connects(resumed=False))
-        yield scenario("resumed", "connections that resume a session and one request", opened, _connects(resumed=True))
+        yield scenario("full", "connections with full handshakes and one request", opened, _connects)
     elif sides is secured.TO_BROKER:
-        yield scenario(
-            "connects", "plain connections with one request, TLS as the proxy does it", opened, _connects(resumed=False)
-        )
+        yield scenario("connects", "plain connections with one request, TLS as the proxy does it", opened, _connects)
 
 
 # ---- memory ----------------------------------------
@@ -393,11 +318,6 @@ def _memory(context: Context, running: Running) -> Values:
     return values
 
 
-def _memory_after(_context: Context, running: Running) -> Values:
-    assert running.pid is not None
-    return {"rss_mb_after": settled_resident_bytes(running.pid) / MB}
-
-
 def scenarios(plan: Plan) -> list[Scenario]:
     """The scenarios of a plan, in the order in which they are run and reported."""
     rss = tuple(Metric(f"rss_mb_{count}", f"{count} idle connections", "MB", 1) for count in plan.idle_connections)
@@ -407,7 +327,7 @@ def scenarios(plan: Plan) -> list[Scenario]:
             "Resident memory, before any traffic",
             (*rss, Metric("kb_per_connection", "per idle connection", "kB", 1, "haproxy")),
             _memory,
-            once="first",
+            once=True,
             proxies_only=True,
         ),
         Scenario(
@@ -430,7 +350,6 @@ def scenarios(plan: Plan) -> list[Scenario]:
                 _THROUGHPUT,
                 _apart(run),
                 leaves_out=_NOT_APART,
-                yardstick=True,
                 missing=affinity.missing,
             )
             for key, title, run in (
@@ -438,21 +357,6 @@ def scenarios(plan: Plan) -> list[Scenario]:
                 ("produce-default", "Produce, Kafka's default batches", _produce_default),
                 ("fetch", "Fetch", _fetch),
             )
-        ),
-        *(
-            Scenario(
-                f"answers-{count}",
-                _answers_title(count),
-                (
-                    *_THROUGHPUT,
-                    Metric("proxy_core_percent", "of its core the proxy used", "%", 0),
-                    Metric("ends_core_percent", "of theirs both ends together used", "%", 0),
-                ),
-                _answers(count),
-                leaves_out=_NOT_APART,
-                answered=True,
-            )
-            for count in plan.answers_connections
         ),
         Scenario(
             "small",
@@ -483,14 +387,6 @@ def scenarios(plan: Plan) -> list[Scenario]:
             ),
             _busy,
         ),
-        *(scenario for sides in secured.ALL for scenario in _with_tls(plan, sides)),
-        Scenario(
-            "memory-after",
-            "Resident memory, after all traffic",
-            (Metric("rss_mb_after", "no connections", "MB", 1),),
-            _memory_after,
-            once="last",
-            proxies_only=True,
-        ),
+        *(scenario for sides in secured.ALL for scenario in _with_tls(sides)),
     ]
     return [scenario for scenario in known if scenario.key not in plan.without]

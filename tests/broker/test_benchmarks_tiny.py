@@ -22,7 +22,7 @@ def test_tiny_run_compares_kquota_with_direct(tmp_path: Path, capsys: pytest.Cap
     result = report.load(file)
     assert (code, result["errors"]) == (0, []), out
     samples = {(sample["scenario"], sample["variant"]): sample["values"] for sample in result["samples"]}
-    for key in ("produce", "fetch", "small", "answers-8", "tls-both-fetch"):
+    for key in ("produce", "fetch", "small", "together", "tls-both-fetch", "tls-client-full"):
         assert {(key, variants.DIRECT.key), (key, variants.KQUOTA.key)} <= samples.keys()
     assert samples["small", variants.KQUOTA.key]["cpu_us_per_request"] > 0
     (page,) = tmp_path.glob("*.md")
