@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.evasion import frames
-from benchmarks.evasion.logins import authenticate, authenticated, handshake, handshake_error, steps
+from benchmarks.evasion.logins import steps
 from benchmarks.evasion.members import MemberWire
 from benchmarks.evasion.rows import LOOPBACK, Row
 from benchmarks.evasion.wire import Address, RefusedError, Wire
+from benchmarks.rig.frames import fetch_frame
+from proxy.core.wire.messages import metadata_request
 
 STEP_TIMEOUT_S = 60.0
 """How long an attacker that awaits answers does so before it tries anew. Longer than `max_mute`."""
@@ -83,7 +85,7 @@ class Attacker:
     def __init__(self, row: Row, work: Work) -> None:
         self.row, self.work, self.seen = row, work, Seen(row.name)
         self.client_id = self.topic = work.prefix + row.name
-        self.topic_id = bytes.fromhex(work.topics.get(row.name, "00" * 16))
+        self.topic_id = uuid.UUID(hex=work.topics.get(row.name, "00" * 16))
         self._number = itertools.count()
         self._due = time.monotonic()
         each = row.size if row.attack in ("produce", "fetch", "share") else 1
@@ -191,18 +193,18 @@ class Attacker:
                 await wire.send(self._frame)
                 self.seen.requests += 1
             await asyncio.sleep(max(RELOGIN_EVERY_S - (time.monotonic() - began), 0.0))
-            await wire.send(handshake(row.mechanism, self.client_id))
+            await wire.send(frames.handshake(row.mechanism, self.client_id))
             said = steps(row.mechanism, row.user, self.work.password, token_s=row.token_s)
-            await wire.send(authenticate(next(said), self.client_id))
+            await wire.send(frames.authenticate(next(said), self.client_id))
 
         async with asyncio.timeout(STEP_TIMEOUT_S), asyncio.TaskGroup() as tasks:
             tasks.create_task(send())
             for _ in range(count):
                 self._judge(await wire.answer())
                 self.seen.answers += 1
-            if error := handshake_error(await wire.answer()):
+            if error := frames.handshake_error(await wire.answer()):
                 raise RefusedError(f"SaslHandshake: error {error}")
-            error, result = authenticated(await wire.answer())
+            error, result = frames.authenticated(await wire.answer())
             if error or result:
                 raise RefusedError(f"SaslAuthenticate: error {error} {result!r}")
 
@@ -299,15 +301,7 @@ class Attacker:
     async def _fetch_once(self, wire: Wire, _count: int, here: dict[str, Any]) -> None:
         row = self.row
         session = (0, -1) if row.flavour != "session" else here.get("session", (0, 0))
-        frame = frames.fetch(
-            row.version,
-            self.topic,
-            self.topic_id,
-            row.size,
-            self.client_id,
-            session=session,
-            named=session[1] <= 0,
-        )
+        frame = fetch_frame(row.version, self.topic, self.topic_id, row.size, self.client_id, session=session)
         answer = await self._ask(wire, frame)
         if answer is None:
             return
@@ -355,9 +349,9 @@ class Attacker:
     async def _request_once(self, wire: Wire, _count: int, _here: dict[str, Any]) -> None:
         match self.row.flavour:
             case "small":
-                frame = frames.metadata_of_nothing(self.client_id)
+                frame = metadata_request(1, 1, self.client_id)
             case "validate":
-                frame = frames.create_topics(7, [f"{self.topic}-x"], 1, self.client_id, validate_only=True)
+                frame = frames.create_topics(7, [f"{self.topic}-x"], self.client_id, validate_only=True)
             case _:
                 frame = frames.describe_broker(self.client_id)
         await self._ask(wire, frame)
@@ -379,8 +373,8 @@ class Attacker:
         names = [f"{self.topic}-x{next(self._number)}" for _ in range(row.size)]
         version = 4 if row.flavour == "old" else 7
         if row.flavour == "validate":
-            await wire.ask(frames.create_topics(version, names, 1, self.client_id, validate_only=True))
-        answer = await self._ask(wire, frames.create_topics(version, names, 1, self.client_id))
+            await wire.ask(frames.create_topics(version, names, self.client_id, validate_only=True))
+        answer = await self._ask(wire, frames.create_topics(version, names, self.client_id))
         if answer is None or version < 7:
             return
         ids = frames.created_ids(answer)
@@ -395,7 +389,7 @@ class Attacker:
         if "topic" not in kept:
             name = f"{self.topic}-y{next(self._number)}"
             async with asyncio.timeout(STEP_TIMEOUT_S):
-                if not frames.created_ids(await wire.ask(frames.create_topics(7, [name], 1, "maker"))):
+                if not frames.created_ids(await wire.ask(frames.create_topics(7, [name], "maker"))):
                     raise RefusedError(f"{name} was not created")
             kept |= {"topic": name, "partitions": 1}
         return str(kept["topic"])
@@ -406,7 +400,7 @@ class Attacker:
         answer = await self._ask(wire, frames.create_partitions(version, topic, count, self.client_id))
         if answer is None:
             return
-        if error := frames.one_error(answer, flexible=version >= 2):
+        if error := frames.partitions_error(version, answer):
             self.seen.errors[f"CreatePartitions: error {error}"] += 1
         else:
             kept["partitions"] = count
@@ -414,10 +408,10 @@ class Attacker:
 
     async def _delete(self, wire: Wire, here: dict[str, Any], *, version: int) -> None:
         topic = await self._made(wire, here["kept"])
-        answer = await self._ask(wire, frames.delete_topics([topic], self.client_id, version))
+        answer = await self._ask(wire, frames.delete_topic(version, topic, self.client_id))
         if answer is None:
             return
-        if error := frames.one_error(answer):
+        if error := frames.deletion_error(version, answer):
             self.seen.errors[f"DeleteTopics: error {error}"] += 1
         if error in (0, UNKNOWN_TOPIC):
             del here["kept"]["topic"]

@@ -1,59 +1,43 @@
-"""The attacks' requests as bytes, built once: what is sent again and again differs in a few patched bytes only."""
+"""The attacks' requests as whole frames, and what the answers to them say (given without their size)."""
 
 from __future__ import annotations
 
 import base64
-import gzip
+import datetime
 import os
 import struct
+import uuid
+from functools import cache
+from typing import Any
 
-from crc32c import crc32c
+from kio.schema.errors import ErrorCode
 
-from proxy.core.wire.primitives import uvarint
+from benchmarks.rig.frames import MAX_WAIT, NO_PRODUCER, TIMEOUT, produce_frame, record_batch
+from tests.support.session_tools import kio_message
+from tests.support.wire_tools import framed, kio_frame, kio_read
 
-PRODUCE, FETCH, METADATA, CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_CONFIGS = 0, 1, 3, 19, 20, 32
-JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, CONSUMER_GROUP_HEARTBEAT = 11, 12, 13, 14, 68
-INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, CREATE_PARTITIONS, RENEW_DELEGATION_TOKEN, SHARE_FETCH = 22, 24, 37, 39, 78
-PRODUCE_VERSION = 11
-"""The newest without topic ids; flexible, as current clients speak it."""
-GZIP = 1
-TRANSACTIONAL = 0x10
-TIMEOUT_MS = 30_000
-NO_PRODUCER = (-1, -1, -1)
-TRANSACTION_TIMEOUT_MS = 600_000
+CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID, CREATE_PARTITIONS, RENEW_DELEGATION_TOKEN = 19, 20, 22, 37, 39
+JOIN_GROUP, SASL_HANDSHAKE, SASL_AUTHENTICATE, SHARE_FETCH = 11, 17, 36, 78
+TRANSACTION_TIMEOUT = datetime.timedelta(minutes=10)
+RENEWED_FOR = datetime.timedelta(minutes=15)
+THIS_BROKER = 4
+"""DescribeConfigs: the type of a broker's resource."""
+ACCEPTED = 1
+"""ShareFetch: how records are acknowledged."""
 EMPTY_FETCH_BYTES = 300
 """Fetch answers up to this size hold no records."""
 
 
-def framed(payload: bytes) -> bytes:
-    """With its size in front."""
-    return struct.pack(">i", len(payload)) + payload
+def _request(name: str, version: int) -> Any:
+    return kio_message(name, version, "request")
 
 
-def header(api_key: int, version: int, client_id: str, *, flexible: bool, correlation_id: int = 1) -> bytes:
-    """A request's header."""
-    name = client_id.encode()
-    return struct.pack(">hhih", api_key, version, correlation_id, len(name)) + name + (b"\0" if flexible else b"")
+def _answer(api_key: int, version: int, payload: bytes) -> Any:
+    return kio_read(framed(payload), api_key, version)
 
 
-def compact(data: bytes) -> bytes:
-    """A compact string or compact bytes."""
-    return uvarint(len(data) + 1) + data
-
-
-def _zigzag(value: int) -> bytes:
-    return uvarint((value << 1) ^ (value >> 31))
-
-
-def record_batch(value: bytes, *, attributes: int = 0, producer: tuple[int, int, int] = NO_PRODUCER) -> bytes:
-    """One record in a batch of format 2; `producer` is its id, epoch and sequence number. GZIP has to be applied."""
-    record = b"\0" + _zigzag(0) + _zigzag(0) + _zigzag(-1) + _zigzag(len(value)) + value + _zigzag(0)
-    records = _zigzag(len(record)) + record
-    if attributes & 7 == GZIP:
-        records = gzip.compress(records, 1)
-    checked = b"".join((struct.pack(">hiqqqhii", attributes, 0, 0, 0, *producer, 1), records))
-    after_length = struct.pack(">ibI", -1, 2, crc32c(checked)) + checked
-    return struct.pack(">qi", 0, len(after_length)) + after_length
+def _errors(results: Any) -> list[int]:
+    return [int(one.error_code.value) for one in results]
 
 
 def produce(
@@ -71,23 +55,12 @@ def produce(
         value = os.urandom(max(size - 300, 1)) + bytes(10 * size)
     else:
         value = bytes(max(size - 140 - len(topic) - len(client_id), 1))
-    attributes = (GZIP if compressed else 0) | (TRANSACTIONAL if transaction else 0)
-    batch = record_batch(value, attributes=attributes, producer=producer)
-    body = b"".join(
-        (
-            b"\0" if transaction is None else compact(transaction.encode()),
-            struct.pack(">hi", acks, TIMEOUT_MS),
-            uvarint(2) + compact(topic.encode()),
-            uvarint(2) + struct.pack(">i", 0) + uvarint(len(batch) + 1),
-            batch,
-            b"\0\0\0",
-        )
-    )
-    return framed(header(PRODUCE, PRODUCE_VERSION, client_id, flexible=True) + body)
+    batch = record_batch(value, compressed=compressed, transactional=transaction is not None, producer=producer)
+    return produce_frame(topic, batch, client_id, acks=acks, transaction=transaction)
 
 
 def produce_error(topic: str, payload: bytes) -> int:
-    """The error code of the one partition in a Produce answer (without its size)."""
+    """The error code of the one partition in a Produce answer."""
     # correlation id 4, tags 1, topics 1, name length 1, name, partitions 1, index 4
     (error,) = struct.unpack_from(">h", payload, 12 + len(topic.encode()))
     return int(error)
@@ -95,59 +68,27 @@ def produce_error(topic: str, payload: bytes) -> int:
 
 def init_producer_id(client_id: str, transaction: str | None = None) -> bytes:
     """InitProducerId 4."""
-    name = b"\0" if transaction is None else compact(transaction.encode())
-    body = name + struct.pack(">iqh", TRANSACTION_TIMEOUT_MS, -1, -1) + b"\0"
-    return framed(header(INIT_PRODUCER_ID, 4, client_id, flexible=True) + body)
+    kio = _request("init_producer_id", 4)
+    message = kio.InitProducerIdRequest(transactional_id=transaction, transaction_timeout=TRANSACTION_TIMEOUT)
+    return kio_frame(message, 1, client_id)
 
 
 def producer_of(payload: bytes) -> tuple[int, int, int]:
     """(error, id, epoch) of its answer."""
-    error, producer_id, epoch = struct.unpack_from(">hqh", payload, 9)
-    return error, producer_id, epoch
+    answer = _answer(INIT_PRODUCER_ID, 4, payload)
+    return answer.error_code.value, answer.producer_id, answer.producer_epoch
 
 
 def add_partition(client_id: str, transaction: str, producer: tuple[int, int], topic: str) -> bytes:
     """AddPartitionsToTxn 3, for partition 0."""
-    body = compact(transaction.encode()) + struct.pack(">qh", *producer)
-    body += uvarint(2) + compact(topic.encode()) + uvarint(2) + struct.pack(">i", 0) + b"\0\0"
-    return framed(header(ADD_PARTITIONS_TO_TXN, 3, client_id, flexible=True) + body)
-
-
-def fetch(
-    version: int,
-    topic: str,
-    topic_id: bytes,
-    most_bytes: int,
-    client_id: str,
-    *,
-    session: tuple[int, int] = (0, -1),
-    offset: int = 0,
-    named: bool = True,
-) -> bytes:
-    """Fetch 4 to 17 of partition 0, from `offset`; `named=False` is an incremental fetch that names no partition."""
-    flexible = version >= 12
-    head = b"" if version >= 15 else struct.pack(">i", -1)
-    head += struct.pack(">iiib", 500, 1, most_bytes, 0)
-    if version >= 7:
-        head += struct.pack(">ii", *session)
-    partition = struct.pack(">i", 0)
-    if version >= 9:
-        partition += struct.pack(">i", -1)
-    partition += struct.pack(">q", offset)
-    if version >= 12:
-        partition += struct.pack(">i", -1)  # last fetched epoch
-    if version >= 5:
-        partition += struct.pack(">q", -1)  # log start offset
-    partition += struct.pack(">i", most_bytes)
-    if flexible:
-        name = topic_id if version >= 13 else compact(topic.encode())
-        topics = uvarint(2) + name + uvarint(2) + partition + b"\0\0" if named else uvarint(1)
-        body = head + topics + uvarint(1) + compact(b"") + b"\0"
-    else:
-        raw = topic.encode()
-        topics = struct.pack(">ih", 1, len(raw)) + raw + struct.pack(">i", 1) + partition if named else bytes(4)
-        body = head + topics + (bytes(4) if version >= 7 else b"") + (struct.pack(">h", 0) if version >= 11 else b"")
-    return framed(header(FETCH, version, client_id, flexible=flexible) + body)
+    kio = _request("add_partitions_to_txn", 3)
+    message = kio.AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=transaction,
+        v3_and_below_producer_id=producer[0],
+        v3_and_below_producer_epoch=producer[1],
+        v3_and_below_topics=(kio.AddPartitionsToTxnTopic(name=topic, partitions=(0,)),),
+    )
+    return kio_frame(message, 1, client_id)
 
 
 def fetch_session(version: int, payload: bytes) -> int:
@@ -157,242 +98,187 @@ def fetch_session(version: int, payload: bytes) -> int:
     return int(session)
 
 
+@cache
 def describe_broker(client_id: str) -> bytes:
     """DescribeConfigs 4 of broker 1: some milliseconds of work for it."""
-    resource = b"\4" + compact(b"1") + b"\0\0"  # all keys
-    return framed(header(DESCRIBE_CONFIGS, 4, client_id, flexible=True) + uvarint(2) + resource + b"\1\0\0")
+    kio = _request("describe_configs", 4)
+    broker = kio.DescribeConfigsResource(resource_type=THIS_BROKER, resource_name="1", configuration_keys=None)
+    return kio_frame(kio.DescribeConfigsRequest(resources=(broker,), include_synonyms=True), 1, client_id)
 
 
-def create_topics(
-    version: int, names: list[str], partitions: int, client_id: str, *, validate_only: bool = False
-) -> bytes:
-    """CreateTopics 2 to 7."""
-    flexible = version >= 5
-    end = struct.pack(">ib", TIMEOUT_MS, validate_only)
-    if flexible:
-        each = (
-            compact(name.encode()) + struct.pack(">ih", partitions, 1) + uvarint(1) + uvarint(1) + b"\0"
-            for name in names
-        )
-        body = uvarint(len(names) + 1) + b"".join(each) + end + b"\0"
-    else:
-        old = (
-            struct.pack(">h", len(name)) + name.encode() + struct.pack(">ihii", partitions, 1, 0, 0) for name in names
-        )
-        body = struct.pack(">i", len(names)) + b"".join(old) + end
-    return framed(header(CREATE_TOPICS, version, client_id, flexible=flexible) + body)
-
-
-def delete_topics_by_id(ids: list[bytes], client_id: str) -> bytes:
-    """DeleteTopics 6, of topics that are named by their ids alone."""
-    body = uvarint(len(ids) + 1) + b"".join(b"\0" + one + b"\0" for one in ids)
-    return framed(header(DELETE_TOPICS, 6, client_id, flexible=True) + body + struct.pack(">i", TIMEOUT_MS) + b"\0")
-
-
-def delete_topics(names: list[str], client_id: str, version: int = 4) -> bytes:
-    """DeleteTopics 4 or 5, by name."""
-    body = uvarint(len(names) + 1) + b"".join(compact(name.encode()) for name in names)
-    return framed(
-        header(DELETE_TOPICS, version, client_id, flexible=True) + body + struct.pack(">i", TIMEOUT_MS) + b"\0"
+def create_topics(version: int, names: list[str], client_id: str, *, validate_only: bool = False) -> bytes:
+    """CreateTopics 2 to 7, of one partition each."""
+    kio = _request("create_topics", version)
+    topics = tuple(
+        kio.CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=(), configs=())
+        for name in names
     )
+    return kio_frame(kio.CreateTopicsRequest(topics=topics, timeout=TIMEOUT, validate_only=validate_only), 1, client_id)
+
+
+def created_ids(payload: bytes) -> list[uuid.UUID]:
+    """Ids of the topics that a CreateTopics 7 answer says were created."""
+    topics = _answer(CREATE_TOPICS, 7, payload).topics
+    return [topic.topic_id for topic in topics if topic.error_code is ErrorCode.none]
+
+
+def delete_topics_by_id(ids: list[uuid.UUID], client_id: str) -> bytes:
+    """DeleteTopics 6, of topics that are named by their ids alone."""
+    kio = _request("delete_topics", 6)
+    topics = tuple(kio.DeleteTopicState(topic_id=one) for one in ids)
+    return kio_frame(kio.DeleteTopicsRequest(topics=topics, timeout=TIMEOUT), 1, client_id)
+
+
+def deleted_count(payload: bytes) -> int:
+    """How many topics its answer says were deleted."""
+    return _errors(_answer(DELETE_TOPICS, 6, payload).responses).count(0)
+
+
+def delete_topic(version: int, name: str, client_id: str) -> bytes:
+    """DeleteTopics 4 or 5, by name."""
+    kio = _request("delete_topics", version)
+    return kio_frame(kio.DeleteTopicsRequest(topic_names=(name,), timeout=TIMEOUT), 1, client_id)
+
+
+def deletion_error(version: int, payload: bytes) -> int:
+    """The error code of the only topic in its answer."""
+    return _errors(_answer(DELETE_TOPICS, version, payload).responses)[0]
 
 
 def create_partitions(version: int, topic: str, count: int, client_id: str) -> bytes:
     """CreatePartitions 1 or 3: `count` in all."""
-    flexible, name = version >= 2, topic.encode()
-    if flexible:
-        body = uvarint(2) + compact(name) + struct.pack(">i", count) + b"\0\0"
-    else:
-        body = struct.pack(">ih", 1, len(name)) + name + struct.pack(">ii", count, -1)
-    body += struct.pack(">ib", TIMEOUT_MS, 0) + (b"\0" if flexible else b"")
-    return framed(header(CREATE_PARTITIONS, version, client_id, flexible=flexible) + body)
+    kio = _request("create_partitions", version)
+    topics = (kio.CreatePartitionsTopic(name=topic, count=count, assignments=None),)
+    return kio_frame(kio.CreatePartitionsRequest(topics=topics, timeout=TIMEOUT, validate_only=False), 1, client_id)
 
 
-def one_error(payload: bytes, *, flexible: bool = True) -> int:
-    """The error code of the only topic in an answer of CreatePartitions, or of DeleteTopics up to 5."""
-    if not flexible:  # correlation id, throttle time, number of topics, name
-        (size,) = struct.unpack_from(">h", payload, 12)
-        return int(struct.unpack_from(">h", payload, 14 + size)[0])
-    reader = _Reader(payload, 9)  # correlation id, tags, throttle time
-    reader.uvarint()
-    reader.compact()
-    return reader.take(">h")[0]
-
-
-def metadata_of_nothing(client_id: str) -> bytes:
-    """Metadata 1 for no topics: as little as a broker can be asked."""
-    return framed(header(METADATA, 1, client_id, flexible=False) + bytes(4))
+def partitions_error(version: int, payload: bytes) -> int:
+    """The error code of the only topic in its answer."""
+    return _errors(_answer(CREATE_PARTITIONS, version, payload).results)[0]
 
 
 def metadata(version: int, names: list[str], client_id: str) -> bytes:
     """Metadata 1 or 12 about topics that the broker may create."""
-    if version == 12:
-        body = uvarint(len(names) + 1) + b"".join(bytes(16) + compact(name.encode()) + b"\0" for name in names)
-        body += b"\1\0\0"
-    else:
-        body = struct.pack(">i", len(names)) + b"".join(struct.pack(">h", len(name)) + name.encode() for name in names)
-    return framed(header(METADATA, version, client_id, flexible=version == 12) + body)
+    kio = _request("metadata", version)
+    more: dict[str, Any] = {"topic_id": None} if version == 12 else {}
+    authorized = {"include_topic_authorized_operations": False} if version == 12 else {}
+    topics = tuple(kio.MetadataRequestTopic(name=name, **more) for name in names)
+    return kio_frame(kio.MetadataRequest(topics=topics, **authorized), 1, client_id)
 
 
 def share_fetch(
-    group: str, member: str, epoch: int, topic_id: bytes, most_bytes: int, client_id: str, accepted: tuple[int, int]
+    group: str, member: str, epoch: int, topic_id: uuid.UUID, most_bytes: int, client_id: str, taken: tuple[int, int]
 ) -> bytes:
-    """ShareFetch 1; acknowledges what was acquired before (`accepted`, first and last offset; (0, -1) is nothing)."""
-    acknowledged = uvarint(1)
-    if accepted[1] >= accepted[0]:
-        acknowledged = uvarint(2) + struct.pack(">qq", *accepted) + uvarint(2) + b"\1" + b"\0"
-    partition = struct.pack(">i", 0) + acknowledged + b"\0"
-    body = compact(group.encode()) + compact(member.encode())
-    body += struct.pack(">iiiiii", epoch, 500, 1, most_bytes, 500, 500)
-    body += uvarint(2) + topic_id + uvarint(2) + partition + b"\0" + uvarint(1) + b"\0"
-    return framed(header(SHARE_FETCH, 1, client_id, flexible=True) + body)
+    """ShareFetch 1; acknowledges what was acquired before (`taken`, first and last offset; (0, -1) is nothing)."""
+    kio = _request("share_fetch", 1)
+    first, last = taken
+    done = kio.AcknowledgementBatch(first_offset=first, last_offset=last, acknowledge_types=(ACCEPTED,))
+    partition = kio.FetchPartition(partition_index=0, acknowledgement_batches=(done,) if last >= first else ())
+    message = kio.ShareFetchRequest(
+        group_id=group,
+        member_id=member,
+        share_session_epoch=epoch,
+        max_wait=MAX_WAIT,
+        min_bytes=1,
+        max_bytes=most_bytes,
+        max_records=500,
+        batch_size=500,
+        topics=(kio.FetchTopic(topic_id=topic_id, partitions=(partition,)),),
+        forgotten_topics_data=(),
+    )
+    return kio_frame(message, 1, client_id)
+
+
+def acquired(payload: bytes) -> tuple[int, int]:
+    """First and last offset that its answer hands over, of its one partition; (0, -1) for none."""
+    answer = _answer(SHARE_FETCH, 1, payload)
+    batches = [one for topic in answer.responses for each in topic.partitions for one in each.acquired_records]
+    offsets = [offset for one in batches for offset in (one.first_offset, one.last_offset)]
+    return (min(offsets), max(offsets)) if offsets else (0, -1)
 
 
 def renew_token(secret: str, client_id: str) -> bytes:
-    """RenewDelegationToken 2, by a quarter of an hour."""
-    body = compact(base64.b64decode(secret)) + struct.pack(">q", 900_000) + b"\0"
-    return framed(header(RENEW_DELEGATION_TOKEN, 2, client_id, flexible=True) + body)
+    """RenewDelegationToken 2."""
+    kio = _request("renew_delegation_token", 2)
+    message = kio.RenewDelegationTokenRequest(hmac=base64.b64decode(secret), renew_period=RENEWED_FOR)
+    return kio_frame(message, 1, client_id)
 
 
 def renewal_error(payload: bytes) -> int:
     """Error code of its answer."""
-    return int(struct.unpack_from(">h", payload, 5)[0])
-
-
-def _text(value: str) -> bytes:
-    raw = value.encode()
-    return struct.pack(">h", len(raw)) + raw
+    return _errors([_answer(RENEW_DELEGATION_TOKEN, 2, payload)])[0]
 
 
 def join_group(group: str, session_ms: int, client_id: str) -> bytes:
     """JoinGroup 3: the newest version in which a broker names a new member at once."""
-    body = _text(group) + struct.pack(">ii", session_ms, max(session_ms, 1)) + _text("") + _text("consumer")
-    body += struct.pack(">i", 1) + _text("range") + struct.pack(">i", 0)
-    return framed(header(JOIN_GROUP, 3, client_id, flexible=False) + body)
+    kio = _request("join_group", 3)
+    message = kio.JoinGroupRequest(
+        group_id=group,
+        session_timeout=datetime.timedelta(milliseconds=session_ms),
+        rebalance_timeout=datetime.timedelta(milliseconds=session_ms),
+        member_id="",
+        protocol_type="consumer",
+        protocols=(kio.JoinGroupRequestProtocol(name="range", metadata=b""),),
+    )
+    return kio_frame(message, 1, client_id)
 
 
 def joined(payload: bytes) -> tuple[int, int, str]:
     """(error, generation, member) in an answer to it."""
-    error, generation, size = struct.unpack_from(">hih", payload, 8)  # correlation id, throttle time
-    at = 16 + size  # protocol
-    at += 2 + struct.unpack_from(">h", payload, at)[0]  # leader
-    (size,) = struct.unpack_from(">h", payload, at)
-    return error, generation, payload[at + 2 : at + 2 + size].decode()
+    answer = _answer(JOIN_GROUP, 3, payload)
+    return answer.error_code.value, answer.generation_id, answer.member_id
 
 
 def sync_group(group: str, generation: int, member: str, client_id: str) -> bytes:
     """SyncGroup 1, as the leader that assigns nothing."""
-    body = _text(group) + struct.pack(">i", generation) + _text(member) + struct.pack(">i", 0)
-    return framed(header(SYNC_GROUP, 1, client_id, flexible=False) + body)
+    kio = _request("sync_group", 1)
+    message = kio.SyncGroupRequest(group_id=group, generation_id=generation, member_id=member, assignments=())
+    return kio_frame(message, 1, client_id)
 
 
 def heartbeat(group: str, generation: int, member: str, client_id: str) -> bytes:
     """Heartbeat 1."""
-    body = _text(group) + struct.pack(">i", generation) + _text(member)
-    return framed(header(HEARTBEAT, 1, client_id, flexible=False) + body)
+    kio = _request("heartbeat", 1)
+    message = kio.HeartbeatRequest(group_id=group, generation_id=generation, member_id=member)
+    return kio_frame(message, 1, client_id)
 
 
 def leave_group(group: str, member: str, client_id: str) -> bytes:
     """LeaveGroup 1."""
-    return framed(header(LEAVE_GROUP, 1, client_id, flexible=False) + _text(group) + _text(member))
+    kio = _request("leave_group", 1)
+    return kio_frame(kio.LeaveGroupRequest(group_id=group, member_id=member), 1, client_id)
 
 
-def consumer_heartbeat(group: str, member: str, epoch: int, topic: str, client_id: str) -> bytes:
-    """ConsumerGroupHeartbeat 0 (KIP-848); epoch 0 joins."""
-    body = compact(group.encode()) + compact(member.encode()) + struct.pack(">i", epoch) + b"\0\0"
-    body += struct.pack(">i", TIMEOUT_MS) + uvarint(2) + compact(topic.encode()) + b"\0" + uvarint(1) + b"\0"
-    return framed(header(CONSUMER_GROUP_HEARTBEAT, 0, client_id, flexible=True) + body)
+def consumer_heartbeat(group: str, member: str, topic: str, client_id: str) -> bytes:
+    """ConsumerGroupHeartbeat 0 (KIP-848) of a member that has joined."""
+    kio = _request("consumer_group_heartbeat", 0)
+    message = kio.ConsumerGroupHeartbeatRequest(
+        group_id=group,
+        member_id=member,
+        member_epoch=1,
+        rebalance_timeout=TIMEOUT,
+        subscribed_topic_names=(topic,),
+        topic_partitions=(),
+    )
+    return kio_frame(message, 1, client_id)
 
 
-class _Reader:
-    """A flexible answer, field by field."""
-
-    def __init__(self, data: bytes, position: int) -> None:
-        self.data, self.position = data, position
-
-    def take(self, form: str) -> tuple[int, ...]:
-        values = struct.unpack_from(form, self.data, self.position)
-        self.position += struct.calcsize(form)
-        return values
-
-    def skip(self, count: int) -> bytes:
-        found = self.data[self.position : self.position + count]
-        self.position += count
-        return found
-
-    def uvarint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self.data[self.position]
-            self.position += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    def compact(self) -> bytes:
-        """Empty for null as well."""
-        return self.skip(max(self.uvarint() - 1, 0))
-
-    def tags(self) -> None:
-        for _ in range(self.uvarint()):
-            self.uvarint()
-            self.skip(self.uvarint())
+def handshake(mechanism: str, client_id: str) -> bytes:
+    """SaslHandshake 1."""
+    return kio_frame(_request("sasl_handshake", 1).SaslHandshakeRequest(mechanism=mechanism), 1, client_id)
 
 
-def created_ids(payload: bytes) -> list[bytes]:
-    """Ids of the topics that a CreateTopics 7 answer says were created."""
-    reader = _Reader(payload, 9)  # correlation id, tags, throttle time
-    found = []
-    for _ in range(reader.uvarint() - 1):
-        reader.compact()
-        topic_id = reader.skip(16)
-        (error,) = reader.take(">h")
-        reader.compact()
-        reader.take(">ih")
-        for _ in range(max(reader.uvarint() - 1, 0)):
-            reader.compact(), reader.compact()
-            reader.take(">bbb")
-            reader.tags()
-        reader.tags()
-        if not error:
-            found.append(topic_id)
-    return found
+def handshake_error(payload: bytes) -> int:
+    """Error code of its answer."""
+    return _errors([_answer(SASL_HANDSHAKE, 1, payload)])[0]
 
 
-def deleted_count(payload: bytes) -> int:
-    """How many topics a DeleteTopics 6 answer says were deleted."""
-    reader, count = _Reader(payload, 9), 0
-    for _ in range(reader.uvarint() - 1):
-        reader.compact()
-        reader.skip(16)
-        (error,) = reader.take(">h")
-        reader.compact()
-        reader.tags()
-        count += not error
-    return count
+def authenticate(token: bytes, client_id: str) -> bytes:
+    """SaslAuthenticate 2."""
+    return kio_frame(_request("sasl_authenticate", 2).SaslAuthenticateRequest(auth_bytes=token), 1, client_id)
 
 
-def acquired(payload: bytes) -> tuple[int, int]:
-    """First and last offset that a ShareFetch 1 answer hands over, of its one partition; (0, -1) for none."""
-    reader = _Reader(payload, 11)  # correlation id, tags, throttle time, error
-    reader.compact()
-    reader.take(">i")
-    offsets: list[int] = []
-    for _ in range(reader.uvarint() - 1):
-        reader.skip(16)
-        for _ in range(reader.uvarint() - 1):
-            reader.take(">ih")
-            reader.compact()
-            reader.take(">h")
-            reader.compact()
-            reader.take(">ii")
-            reader.tags()
-            reader.compact()
-            for _ in range(reader.uvarint() - 1):
-                offsets += reader.take(">qq")
-                reader.take(">h")
-                reader.tags()
-            reader.tags()
-        reader.tags()
-    return (min(offsets), max(offsets)) if offsets else (0, -1)
+def authenticated(payload: bytes) -> tuple[int, bytes]:
+    """Error code and the broker's message in its answer."""
+    answer = _answer(SASL_AUTHENTICATE, 2, payload)
+    return answer.error_code.value, answer.auth_bytes

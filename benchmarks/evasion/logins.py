@@ -1,4 +1,4 @@
-"""SASL logins of the attackers: SaslHandshake 1 and SaslAuthenticate 2 with the messages of each mechanism."""
+"""SASL logins of the attackers: the messages of each mechanism."""
 
 from __future__ import annotations
 
@@ -7,46 +7,15 @@ import hashlib
 import hmac
 import json
 import os
-import struct
 import time
 from collections.abc import Generator
 
 from benchmarks.evasion import gssapi
-from benchmarks.evasion.frames import compact, framed, header
 
-SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 SERVICE = "kafka@localhost"
 """Of the broker, as Kerberos knows it; clients ask for its host by that name whatever the address is."""
 Steps = Generator[bytes, bytes, None]
 """Yields what the client says, is sent what the broker answers."""
-
-
-def handshake(mechanism: str, client_id: str) -> bytes:
-    """SaslHandshake 1."""
-    name = mechanism.encode()
-    body = struct.pack(">h", len(name)) + name
-    return framed(header(SASL_HANDSHAKE, 1, client_id, flexible=False) + body)
-
-
-def authenticate(token: bytes, client_id: str) -> bytes:
-    """SaslAuthenticate 2."""
-    return framed(header(SASL_AUTHENTICATE, 2, client_id, flexible=True) + compact(token) + b"\0")
-
-
-def handshake_error(payload: bytes) -> int:
-    """Error code of a SaslHandshake answer."""
-    return int(struct.unpack_from(">h", payload, 4)[0])
-
-
-def authenticated(payload: bytes) -> tuple[int, bytes]:
-    """Error code and the broker's message in a SaslAuthenticate answer (whose messages are short)."""
-    (error,) = struct.unpack_from(">h", payload, 5)
-    position = 7 + 1 + max(payload[7] - 1, 0)  # past the error message, shorter than 127 bytes
-    size = payload[position]
-    if size >= 0x80:
-        size = (size & 0x7F) | payload[position + 1] << 7
-        position += 1
-    return int(error), payload[position + 1 : position + size]
 
 
 def steps(mechanism: str, user: str, password: str, *, token_s: float = 1800.0, by_token: bool = False) -> Steps:

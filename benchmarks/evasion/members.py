@@ -38,7 +38,7 @@ class MemberWire(Wire):
                 self._before, self._around = BEATS * frames.heartbeat(group, 1, "nobody", client_id), (BEATS, 0)
             case "consumer":
                 name = str(uuid.uuid4())
-                self._before = frames.consumer_heartbeat(f"{group}-new", name, 1, topic, client_id)
+                self._before = frames.consumer_heartbeat(f"{group}-new", name, topic, client_id)
                 self._around = (1, 0)
             case "member":
                 own = f"{group}-{uuid.uuid4()}"

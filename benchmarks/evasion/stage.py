@@ -6,6 +6,7 @@ import re
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from cryptography.x509.oid import NameOID
 from benchmarks.evasion import frames
 from benchmarks.evasion.rows import KERBEROS_USER, Row
 from benchmarks.evasion.wire import Address
+from benchmarks.rig.frames import fetch_frame
 from benchmarks.rig.runner import BROKER_SETTINGS, SHM
 from benchmarks.rig.topics import create_topics
 from tests.lab.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster, SecureListener, run_tool, start_tool
@@ -106,7 +108,7 @@ class Stage:
                     assert time.monotonic() < until, f"{topic} cannot be filled: error {error}"
                     time.sleep(0.1)
             # The broker counts what leaves it by topic from the first fetch on.
-            client.send(frames.fetch(4, topic, b"", 1, "prepare"))
+            client.send(fetch_frame(4, topic, uuid.UUID(int=0), 1, "prepare"))
             client.read_frame()
 
     def _make_share_group(self, group: str, topic: str) -> None:

@@ -9,7 +9,8 @@ import struct
 from contextlib import suppress
 from typing import Self
 
-from benchmarks.evasion.logins import Steps, authenticate, authenticated, handshake, handshake_error
+from benchmarks.evasion.frames import authenticate, authenticated, handshake, handshake_error
+from benchmarks.evasion.logins import Steps
 
 Address = tuple[str, int]
 ABORT = struct.pack("ii", 1, 0)

@@ -10,31 +10,36 @@ Fetch 15 and `produce_frame`'s requests for TOPIC; other requests end the connec
 
 from __future__ import annotations
 
+import datetime
 import os
 import select
 import socket
 import ssl
 import struct
 import sys
+import uuid
 from collections import deque
 from typing import Final
 
-from benchmarks.rig.rawclient import ANSWER_LIMIT_S, API_VERSIONS, CLIENT_ID, PRODUCE, PRODUCE_VERSION, record_batch
-from proxy.core.wire.messages import unsupported_api_versions_response
-from proxy.core.wire.primitives import uvarint
+from kio.schema.errors import ErrorCode
 
-FETCH, FETCH_VERSION = 1, 15
+from benchmarks.rig.frames import PRODUCE_VERSION, fetch_frame, record_batch
+from benchmarks.rig.rawclient import ANSWER_LIMIT_S
+from proxy.core.wire.messages import unsupported_api_versions_response
+from tests.support.session_tools import API_VERSIONS, FETCH, METADATA, PRODUCE, kio_message, metadata_response
+from tests.support.wire_tools import kio_frame
+
+FETCH_VERSION = 15
 """The version that kquota asks brokers with, whatever newer one its clients speak; brokers since 3.5 know it."""
-METADATA, METADATA_VERSION = 3, 1
+METADATA_VERSION = 1
 TOPIC = "answered"
 """Of the produce requests that are answered."""
 VALUE_BYTES = 1024
-TOPIC_ID = bytes(range(16))
+TOPIC_ID = uuid.UUID(bytes=bytes(range(16)))
 SESSION_ID = 1
-MAX_PARTITION_BYTES = 1_048_576
-"""max.partition.fetch.bytes as it is by default."""
-THROTTLE_AT = 9
-"""Where throttle_time_ms stands in a fetch response: behind size, correlation id and tagged fields."""
+MAX_PARTITION_BYTES, MAX_FETCH_BYTES = 1_048_576, 52_428_800
+"""max.partition.fetch.bytes and fetch.max.bytes as they are by default."""
+NO_TIME = datetime.timedelta()
 _HEAD_BYTES = 8
 """Size and correlation id, of which the latter differs from answer to answer."""
 _RECEIVE_BYTES = 65_536
@@ -43,18 +48,14 @@ _RECEIVE_BYTES = 65_536
 # ---- frames ----------------------------------------
 
 
-def fetch_request(in_session: bool = False) -> bytearray:
+def fetch_request(*, in_session: bool = False) -> bytearray:
     """A whole Fetch request; its correlation id stands at bytes 8 to 11. It is for one partition and without a fetch
     session, or `in_session` and without a change of partitions."""
-    # partition, its leader's epoch, offset, last fetched epoch, log start offset, most bytes
-    partition = struct.pack(">iiqiqi", 0, -1, 0, -1, -1, MAX_PARTITION_BYTES) + b"\0"
-    # most to wait in ms, least and most bytes, isolation level, session id and epoch (-1: none)
     session = (SESSION_ID, 1) if in_session else (0, -1)
-    body = struct.pack(">iiibii", 500, 1, 52_428_800, 0, *session)
-    body += uvarint(1) if in_session else uvarint(2) + TOPIC_ID + uvarint(2) + partition + b"\0"
-    body += uvarint(1) + uvarint(1) + b"\0"  # nothing to forget, no rack
-    header = struct.pack(">hhih", FETCH, FETCH_VERSION, 0, len(CLIENT_ID)) + CLIENT_ID + b"\0"
-    return bytearray(struct.pack(">i", len(header) + len(body)) + header + body)
+    frame = fetch_frame(
+        FETCH_VERSION, "", TOPIC_ID, MAX_FETCH_BYTES, partition_bytes=MAX_PARTITION_BYTES, session=session
+    )
+    return bytearray(frame)
 
 
 def fetch_response(records_bytes: int, topics: int = 1) -> bytes:
@@ -64,43 +65,45 @@ def fetch_response(records_bytes: int, topics: int = 1) -> bytes:
     count = -(-records_bytes // len(batch) // topics)
     # The base offset is not in a batch's checksum.
     records = b"".join(struct.pack(">q", offset) + batch[8:] for offset in range(count))
-    # partition, error code, high watermark, last stable offset, log start offset
-    partition = struct.pack(">ihqqq", 0, 0, count, count, 0)
-    partition += b"\0" + struct.pack(">i", -1)  # no aborted transactions, no preferred replica
-    partition += uvarint(len(records) + 1) + records + b"\0"
-    # throttle_time_ms, error code, session id
-    body = struct.pack(">ihi", 0, 0, 0 if topics == 1 else SESSION_ID)
-    body += uvarint(topics + 1) + topics * (TOPIC_ID + uvarint(2) + partition + b"\0") + b"\0"
-    return _framed(0, b"\0" + body)
-
-
-def _framed(correlation_id: int, content: bytes) -> bytes:
-    return struct.pack(">ii", 4 + len(content), correlation_id) + content
+    kio = kio_message("fetch", FETCH_VERSION, "response")
+    partition = kio.PartitionData(
+        partition_index=0,
+        error_code=ErrorCode.none,
+        high_watermark=count,
+        last_stable_offset=count,
+        log_start_offset=0,
+        aborted_transactions=None,
+        records=records,
+    )
+    message = kio.FetchResponse(
+        throttle_time=NO_TIME,
+        error_code=ErrorCode.none,
+        session_id=0 if topics == 1 else SESSION_ID,
+        responses=topics * (kio.FetchableTopicResponse(topic_id=TOPIC_ID, partitions=(partition,)),),
+    )
+    return kio_frame(message, 0)
 
 
 def produce_response(topics: int = 1) -> bytes:
     """A whole response frame with correlation id 0 to a Produce for partition 0 of so many topics."""
-    # partition, error code, base offset, time of appending, log start offset; no errors of records, no message
-    partition = struct.pack(">ihqqq", 0, 0, 0, -1, 0) + b"\1\0\0"
-    name = TOPIC.encode()
-    body = uvarint(topics + 1) + topics * (uvarint(len(name) + 1) + name + uvarint(2) + partition + b"\0")
-    return _framed(0, b"\0" + body + struct.pack(">i", 0) + b"\0")  # throttle_time_ms
+    kio = kio_message("produce", PRODUCE_VERSION, "response")
+    partition = kio.PartitionProduceResponse(
+        index=0, error_code=ErrorCode.none, base_offset=0, log_start_offset=0, record_errors=()
+    )
+    topic = kio.TopicProduceResponse(name=TOPIC, partition_responses=(partition,))
+    return kio_frame(kio.ProduceResponse(responses=topics * (topic,)), 0)
 
 
-def _api_versions() -> bytes:
+def _api_versions(correlation_id: int) -> bytes:
+    kio = kio_message("api_versions", 0, "response")
     apis = (
         (PRODUCE, 3, PRODUCE_VERSION),
         (FETCH, 4, FETCH_VERSION),
         (METADATA, 0, METADATA_VERSION),
         (API_VERSIONS, 0, 0),
     )
-    return struct.pack(">hi", 0, len(apis)) + b"".join(struct.pack(">hhh", *api) for api in apis)
-
-
-def _metadata(host: str, port: int) -> bytes:
-    name = host.encode()
-    # one broker: id, host, port, no rack; it is the controller; no topics
-    return struct.pack(">iih", 1, 1, len(name)) + name + struct.pack(">ihii", port, -1, 1, 0)
+    keys = tuple(kio.ApiVersion(api_key=key, min_version=low, max_version=high) for key, low, high in apis)
+    return kio_frame(kio.ApiVersionsResponse(error_code=ErrorCode.none, api_keys=keys), correlation_id)
 
 
 # ---- the program ----------------------------------------
@@ -183,7 +186,7 @@ class Answerer:
         self._produced: Final = produce_response(topics)
         self._listener: Final = listener
         self._tls: Final = tls
-        self._metadata: Final = _metadata(*listener.getsockname()[:2])
+        self._address: Final = listener.getsockname()[:2]
 
     def reply(self, api_key: int, version: int, correlation_id: int) -> tuple[bytes, bool] | None:
         """Bytes, and whether the prepared file belongs behind them; None for what this peer does not answer."""
@@ -193,9 +196,9 @@ class Answerer:
             case (0, 11):  # PRODUCE, PRODUCE_VERSION
                 return self._produced[:4] + struct.pack(">i", correlation_id) + self._produced[8:], False
             case (3, 1):  # METADATA, METADATA_VERSION
-                return _framed(correlation_id, self._metadata), False
+                return metadata_response(correlation_id, (1, *self._address)), False
             case (18, 0):  # API_VERSIONS
-                return _framed(correlation_id, _api_versions()), False
+                return _api_versions(correlation_id), False
             case (18, _):
                 return unsupported_api_versions_response(correlation_id)[:-2] + b"\0\0", False
         print(f"request of API {api_key} version {version} is not answered", file=sys.stderr, flush=True)

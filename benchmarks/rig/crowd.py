@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 import select
 import socket
-import struct
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from benchmarks.rig.rawclient import Address, greet, produce_frame
+from benchmarks.rig.frames import fetch_frame, produce_frame, record_batch
+from benchmarks.rig.rawclient import Address, greet
 
-FETCH, FETCH_VERSION = 1, 4
 FETCHED_BATCHES = 16
 MAX_FETCHED_BYTES = 4_000_000
 EMPTY_BYTES = 200
@@ -67,14 +67,12 @@ def quotas(cells: Sequence[Cell], factor: float = 1.0) -> list[dict[str, Any]]:
     return [{"client-id": cell.client_id, names[cell.kind]: int(cell.limit * factor)} for cell in cells]
 
 
-def fetch_frame(cell: Cell) -> bytes:
-    """A Fetch request of version 4 for partition 0 from its beginning."""
-    name, client_id = cell.topic.encode(), cell.client_id.encode()
+def request_of(cell: Cell) -> bytes:
+    """What each connection of a cell sends again and again."""
+    if cell.kind == "produce":
+        return produce_frame(cell.topic, record_batch(b"x" * cell.batch_bytes), cell.client_id)
     most = min(FETCHED_BATCHES * cell.batch_bytes, MAX_FETCHED_BYTES)
-    header = struct.pack(">hhih", FETCH, FETCH_VERSION, 0, len(client_id)) + client_id
-    body = struct.pack(">iiiib", -1, 500, 1, most, 0)  # replica, max wait in ms, min and max bytes, isolation level
-    body += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, 0, 0, most)
-    return struct.pack(">i", len(header) + len(body)) + header + body
+    return fetch_frame(4, cell.topic, uuid.UUID(int=0), most, cell.client_id)
 
 
 class Member:
@@ -174,11 +172,7 @@ class Crowd:
         self._poll = select.epoll()
         self._by_fd: dict[int, tuple[Member, Seen]] = {}
         for cell in cells:
-            frame = (
-                bytes(produce_frame(cell.topic, cell.batch_bytes, cell.client_id.encode()))
-                if cell.kind == "produce"
-                else fetch_frame(cell)
-            )
+            frame = request_of(cell)
             members = [Member(address, cell, frame) for _ in range(cell.connections)]
             self.groups.append((seen := Seen(cell), members))
             self._by_fd |= {member.socket.fileno(): (member, seen) for member in members}
@@ -224,7 +218,7 @@ class Crowd:
 def fill(address: Address, topic: str, batch_bytes: int, batches: int) -> None:
     """Produce batches to a topic, one after the other."""
     cell = Cell("fill", "produce", 0, 1, topic, batch_bytes)
-    member = Member(address, cell, bytes(produce_frame(topic, batch_bytes, b"fill")))
+    member = Member(address, cell, request_of(cell))
     member.socket.settimeout(CONNECT_LIMIT_S)
     for _ in range(batches):
         member.write()

@@ -1,7 +1,6 @@
 """A small, cheap Kafka wire client: small produce requests in open and closed loop, and idle connections.
 
-Requests are built once; only the correlation id changes. Produce 11 is used because it is the newest version without
-topic ids, known to Kafka 3.9 and 4.x, and has the flexible layout that current clients speak.
+Requests are built once; only the correlation id changes.
 """
 
 from __future__ import annotations
@@ -20,12 +19,10 @@ from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
-from proxy.core.wire.primitives import uvarint
+from benchmarks.rig.frames import CLIENT_ID, produce_frame, record_batch
+from proxy.core.wire.messages import api_versions_request
 
-PRODUCE, PRODUCE_VERSION = 0, 11
-API_VERSIONS = 18
 SMALL_VALUE_BYTES = 100
-CLIENT_ID = b"kquota-bench"
 CONNECT_LIMIT_S = 5.0
 ANSWER_LIMIT_S = 10.0
 RECEIVE_BYTES = 65_536
@@ -41,52 +38,6 @@ class BenchmarkRequestError(RuntimeError):
     """The other side did not answer as it must for the figures to mean anything."""
 
 
-# ---- frames ----------------------------------------
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli), bit by bit: it runs once per benchmark."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
-def _varint(value: int) -> bytes:
-    """Zigzag varint, as record fields have it."""
-    return uvarint((value << 1) ^ (value >> 31))
-
-
-def record_batch(value: bytes) -> bytes:
-    """One record without key and headers, in a batch of format 2."""
-    record = b"\0" + _varint(0) + _varint(0) + _varint(-1) + _varint(len(value)) + value + _varint(0)
-    records = _varint(len(record)) + record
-    # attributes, last offset delta, base and max timestamp, producer id and epoch, base sequence, number of records
-    checked = struct.pack(">hiqqqhii", 0, 0, 0, 0, -1, -1, -1, 1) + records
-    after_length = struct.pack(">ibI", -1, 2, crc32c(checked)) + checked
-    return struct.pack(">qi", 0, len(after_length)) + after_length
-
-
-def produce_frame(topic: str, value_bytes: int = SMALL_VALUE_BYTES, client_id: bytes = CLIENT_ID) -> bytearray:
-    """A whole Produce request for partition 0, acks=1; its correlation id stands at bytes 8 to 11."""
-    batch = record_batch(b"x" * value_bytes)
-    name = topic.encode()
-    body = b"\0" + struct.pack(">hi", 1, 30_000)  # no transaction, acks, timeout in ms
-    body += uvarint(2) + uvarint(len(name) + 1) + name  # compact lengths are one more: one topic
-    body += uvarint(2) + struct.pack(">i", 0) + uvarint(len(batch) + 1) + batch  # one partition, number 0
-    body += b"\0\0\0"  # tagged fields of partition, topic, request
-    header = struct.pack(">hhih", PRODUCE, PRODUCE_VERSION, 0, len(client_id)) + client_id + b"\0"
-    return bytearray(struct.pack(">i", len(header) + len(body)) + header + body)
-
-
-def api_versions_frame(correlation_id: int) -> bytes:
-    """ApiVersions 0: what every client asks first."""
-    header = struct.pack(">hhih", API_VERSIONS, 0, correlation_id, len(CLIENT_ID)) + CLIENT_ID
-    return struct.pack(">i", len(header)) + header
-
-
 # ---- connections ----------------------------------------
 
 
@@ -96,12 +47,12 @@ class Wire:
     __slots__ = ("_buffer", "_error_at", "_frame", "_sent", "correlation_id", "latencies_s", "socket", "throttled")
 
     def __init__(
-        self, address: Address, topic: str, tls: ssl.SSLContext | None = None, client_id: bytes = CLIENT_ID
+        self, address: Address, topic: str, tls: ssl.SSLContext | None = None, client_id: str = CLIENT_ID
     ) -> None:
         self.socket = connected(address, tls)
         if tls is not None:
             self.socket.settimeout(0.0)
-        self._frame = produce_frame(topic, client_id=client_id)
+        self._frame = bytearray(produce_frame(topic, record_batch(b"x" * SMALL_VALUE_BYTES), client_id))
         # Response: size 4, correlation id 4, tags 1, topics 1, name length 1, name, partitions 1, index 4, error code.
         self._error_at = 16 + len(topic.encode())
         self._buffer = b""
@@ -395,7 +346,7 @@ def greet(connection: socket.socket, number: int) -> None:
     Raises:
         BenchmarkRequestError: a wrong answer, or none.
     """
-    connection.sendall(api_versions_frame(number))
+    connection.sendall(api_versions_request(0, number, CLIENT_ID))
     size, correlation_id = struct.unpack(">ii", exactly(connection, 8))
     exactly(connection, size - 4)
     if correlation_id != number:

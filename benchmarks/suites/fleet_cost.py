@@ -51,7 +51,7 @@ def run() -> dict[str, Any]:
         create_topics(kafka.bootstrap, {TOPIC: {}})
         quotas = [{"client-id": "<default>", "producer_byte_rate": 100_000_000}]
         sidecars = sidecars_of_a_fleet(kafka.bootstrap, quotas, [name.startswith("fleet") for name in NAMES], stack)
-        ways = [[wire_of(one, b"client-%03d" % group, stack) for group in range(GROUPS)] for one in sidecars]
+        ways = [[wire_of(one, f"client-{group:03d}", stack) for group in range(GROUPS)] for one in sidecars]
         wires = [way[number] for number in range(GROUPS) for way in ways]
         drive(wires, LOW_PER_S, 8.0, 5.0)  # the topic is made, shares are found
         rounds = []
@@ -89,7 +89,7 @@ def sidecars_of_a_fleet(
     return found
 
 
-def wire_of(one: Sidecar, client_id: bytes, stack: ExitStack) -> Wire:
+def wire_of(one: Sidecar, client_id: str, stack: ExitStack) -> Wire:
     """A connection of this client."""
     wire = Wire(("127.0.0.1", one.port), TOPIC, client_id=client_id)
     stack.callback(wire.close)

@@ -37,17 +37,17 @@ INSTANCES: Final = 10_000
 GROUPS: Final = 1_000
 GROUPS_EACH: Final = 2
 PARTITIONS: Final = 200
-CLIENTS: Final = (b"client-0", b"client-1")
+CLIENTS: Final = ("client-0", "client-1")
 FLEET: Final = "crowd"
 TOPIC: Final = "kquota-fleet"
 PER_S, SECONDS = 8.0, 60.0
 TICK_S: Final = 0.05
 
 
-def group_of(path: Path, client: bytes) -> int:
+def group_of(path: Path, client: str) -> int:
     """The hash by which records name the counter of a client-id under this configuration."""
     ledger = Ledger(to_table(load(path)))
-    account = ledger.account(ANONYMOUS, client.decode())
+    account = ledger.account(ANONYMOUS, client)
     ledger.charge(account, Kind.PRODUCE, 1, 0.0)  # the first charge leads to the counter
     group = account.meters[Kind.PRODUCE].group
     assert group is not None

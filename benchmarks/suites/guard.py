@@ -36,7 +36,8 @@ from benchmarks.report.measured import describe_project
 from benchmarks.report.tables import Samples
 from benchmarks.rig import affinity, runner, variants
 from benchmarks.rig.answerer import TOPIC, fetch_request, fetch_response, produce_response
-from benchmarks.rig.rawclient import BenchmarkRequestError, connected, exactly, produce_frame
+from benchmarks.rig.frames import produce_frame, record_batch
+from benchmarks.rig.rawclient import SMALL_VALUE_BYTES, BenchmarkRequestError, connected, exactly
 from benchmarks.rig.tls import BOTH, Files, Tls
 from benchmarks.rig.variants import Ports, Running
 from benchmarks.suites.plan import FULL
@@ -121,7 +122,9 @@ class Row:
 
 def rows() -> list[Row]:
     """All kinds; with TLS it is spoken on both sides. "many": to several topics, and in a fetch session."""
-    produce, small = produce_frame(TOPIC, 16_000), produce_frame(TOPIC)
+    produce, small = (
+        bytearray(produce_frame(TOPIC, record_batch(b"x" * size))) for size in (16_000, SMALL_VALUE_BYTES)
+    )
     fetched = fetch_response(FETCH_BYTES)
     plain = [
         Row("produce", produce, produce_response(), 400),

@@ -29,9 +29,11 @@ from benchmarks.report.measured import describe_project
 from benchmarks.report.stats import percentile
 from benchmarks.rig import variants
 from benchmarks.rig.answerer import TOPIC
+from benchmarks.rig.frames import CLIENT_ID
 from benchmarks.rig.procstat import describe_machine, settled_resident_bytes
-from benchmarks.rig.rawclient import Address, api_versions_frame, open_loop
+from benchmarks.rig.rawclient import Address, open_loop
 from benchmarks.rig.variants import Ports, Running, Variant
+from proxy.core.wire.messages import api_versions_request
 from proxy.net.listen.spare_fd import raise_limit
 from tests.lab.kafka.ports import free_ports
 
@@ -59,7 +61,7 @@ class Crowd:
                     raise TimeoutError(f"{len(waiting)} connections are not answered after {LIMIT_S:g} s")
                 while len(self._sockets) < count and len(waiting) < AT_ONCE:
                     one = socket.create_connection(address, timeout=LIMIT_S)
-                    one.sendall(api_versions_frame(1))
+                    one.sendall(api_versions_request(0, 1, CLIENT_ID))
                     one.setblocking(False)
                     poller.register(one.fileno(), select.EPOLLIN)
                     waiting[one.fileno()] = one

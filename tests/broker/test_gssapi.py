@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.evasion import gssapi
-from benchmarks.evasion.frames import metadata_of_nothing, produce, produce_error
+from benchmarks.evasion.frames import authenticate, authenticated, handshake, handshake_error, produce, produce_error
 from benchmarks.evasion.gssapi import environment
-from benchmarks.evasion.logins import authenticate, authenticated, handshake, handshake_error
+from proxy.core.wire.messages import metadata_request
 from proxy.core.wire.sasl import ILLEGAL_SASL_STATE
 from tests.lab.kafka import BrokerSecurity, KafkaCluster, SecureListener, run_tool
 from tests.lab.kafka.cluster import BROKER_HEAP
@@ -98,7 +98,7 @@ def test_request_within_login_charges_no_client(kerberos: Kerberos, monkeypatch:
     # A whole one counts.
     with RawClient(running.bootstrap) as client:
         assert list(logging_in(client, "whole"))[-1] == b""
-        client.send(metadata_of_nothing("whole"))
+        client.send(metadata_request(1, 1, "whole"))
         client.read_frame()
         assert [one["user"] for one in running.get("/connections")["connections"]] == [FALLBACK]
 
