@@ -8,7 +8,7 @@ import sys
 import time
 
 from benchmarks.evasion import beside, honest
-from benchmarks.evasion.report import Report, store
+from benchmarks.evasion.report import Report, store, summary
 from benchmarks.evasion.rows import BATCHES, chosen
 from benchmarks.evasion.run import in_words, run
 from benchmarks.evasion.stage import stage
@@ -72,7 +72,7 @@ def main() -> int:
         if options.direct:  # last: the broker keeps its quotas
             report.direct = run(on, [row for row in rows if row.at_a_broker], report.direct_seconds, say, direct=True)
     if storing:
-        print(f"stored in {store(report)}")
+        print(f"{summary(report.batches)}\nstored in {store(report)}")
     failed = [one for batch in report.batches for one in batch.outcomes if not one.passed]
     strayed = [one for one in report.honest if not one.passed]
     tried = sum(len(batch.outcomes) for batch in report.batches)

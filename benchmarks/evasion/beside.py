@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.evasion.neighbour import WAYS
 from benchmarks.evasion.rows import Row
-from benchmarks.evasion.run import WINDOW_NUM, child, line_of, with_prefix, work_of
+from benchmarks.evasion.run import WINDOW_NUM, child, line_of, tell, work_of
 from benchmarks.evasion.stage import NEIGHBOUR, Stage, sidecars
 from benchmarks.report.stats import percentile
 
@@ -94,7 +94,7 @@ def run(
     ids = on.prepare(rows, prefix)
     found = Neighbour()
     say(f"a neighbour next to {len(rows)} attacks, one after another, {alone_s + beside_s:g} s each ...")
-    with sidecars(on, with_prefix(rows, prefix), owners={}, window_num=WINDOW_NUM, settings=settings) as running:
+    with sidecars(on, {prefix: rows}, owners={}, window_num=WINDOW_NUM, settings=settings) as running:
         neighbour([("127.0.0.1", running["plain"].port), on.broker("plain")], WARM_S)  # a JVM begins slowly
         for row in rows:
             work = work_of(on, [row], beside_s + 2 * BEGIN_S, prefix, ids, {}, running)
@@ -104,9 +104,7 @@ def run(
                 rest = neighbour(ways, alone_s)
                 for way in WAYS:
                     found.alone[way] += rest[way]
-                assert attackers.stdin is not None
-                attackers.stdin.write("go\n")
-                attackers.stdin.flush()
+                tell(attackers, "go")
                 time.sleep(BEGIN_S)
                 answer = neighbour(ways, beside_s)
                 line_of(attackers)

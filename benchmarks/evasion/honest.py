@@ -11,18 +11,17 @@ import json
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.evasion.arithmetic import compute_achieved
 from benchmarks.evasion.honest_client import LIBRARIES
 from benchmarks.evasion.rows import BOUND, Row
-from benchmarks.evasion.run import WINDOW_NUM, Meter, child, line_of, with_prefix, work_of
+from benchmarks.evasion.run import WINDOW_NUM, Meter, child, line_of, start, tell, work_of
 from benchmarks.evasion.stage import Stage, sidecars
 from tests.support import go_tools
 from tests.support.history import Event, History, check
@@ -79,15 +78,8 @@ def go_command(package: str, *tags: str) -> list[str]:
     """How a client of tests/go/honest is started. Raises NoGoError."""
     sources = go_tools.MODULES / "honest"
     text = "".join(file.read_text() for file in sorted(sources.rglob("*.go")))
-    stamp = f"-X=main.source={abs(hash_of(text)):x}"  # built again when the sources have changed
+    stamp = f"-X=main.source={zlib.crc32(text.encode()):x}"  # built again when the sources have changed
     return [str(go_tools.program("honest", f"kquota/tests/go/honest/{package}", stamp, tags=tags))]
-
-
-def hash_of(text: str) -> int:
-    """The same in every process."""
-    import zlib
-
-    return zlib.crc32(text.encode())
 
 
 def run(
@@ -108,34 +100,20 @@ def run(
         except go_tools.NoGoError as error:
             results[name].missing = str(error)
     prefix = f"honest{len(on.prepared)}-"
-    rows = [
-        SimpleNamespace(
-            name=name,
-            attack="produce",
-            door="plain",
-            user="",
-            flavour="",
-            member="",
-            quotas=[{"client-id": prefix + name, "producer_byte_rate": limit}],
-        )
-        for name in commands
-    ]
-    on.prepare(rows, prefix)  # type: ignore[arg-type]
+    rows = [Row(name, name, "honest", limit=limit) for name in commands]
+    on.prepare(rows, prefix)
     others = f"a{len(on.prepared)}-"
     ids = on.prepare(attacks, others)
     beside = f", next to {len(attacks)} attacks" if attacks else ""
     say(f"{len(commands)} honest libraries at {OFFER} times their limit, {seconds:g} s{beside} ...")
-    every: list[Any] = [*rows, *with_prefix(attacks, others)]
     with ExitStack() as stack:
-        running = stack.enter_context(sidecars(on, every, owners={}, window_num=WINDOW_NUM))
+        running = stack.enter_context(sidecars(on, {prefix: rows, others: attacks}, owners={}, window_num=WINDOW_NUM))
         if attacks:
             work = work_of(on, attacks, seconds, others, ids, {}, running)
             attackers = stack.enter_context(child("attackers", work))
             line_of(attackers)
-            assert attackers.stdin is not None
-            attackers.stdin.write("go\n")
-            attackers.stdin.flush()
-        meter = Meter(running, rows, prefix)  # type: ignore[arg-type]
+            tell(attackers, "go")
+        meter = Meter(running, rows, prefix)
         meter.start()
         children = {}
         for name, command in commands.items():
@@ -171,17 +149,6 @@ def run(
     for result in results.values():
         say(in_words(result))
     return list(results.values())
-
-
-def start(command: list[str], work: dict[str, Any]) -> subprocess.Popen[str]:
-    """Start a client with this work."""
-    child = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
-    )
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(work) + "\n")
-    child.stdin.flush()
-    return child
 
 
 def finish(child: subprocess.Popen[str]) -> dict[str, Any]:

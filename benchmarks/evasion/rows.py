@@ -108,9 +108,8 @@ class Row:
             return "::1"
         return SOURCES[index % self.sources]
 
-    @property
-    def quotas(self) -> list[dict[str, object]]:
-        """The entries of its sidecar's configuration."""
+    def quotas(self, prefix: str) -> list[dict[str, str | float]]:
+        """The entries of its sidecar's configuration. `prefix`: of the client-id."""
         kind = {
             "produce": "producer_byte_rate",
             "fetch": "consumer_byte_rate",
@@ -119,14 +118,14 @@ class Row:
             "mutations": "controller_mutation_rate",
         }[self.attack]
         value = self.limit if self.attack in ("requests", "mutations") else int(self.limit)
-        entity: dict[str, object] = {}
+        entity: dict[str, str | float] = {}
         if self.counter in ("user", "user+client-id"):
             entity["user"] = self.user
         if self.flavour == "names":
             if self.counter != "user":
                 entity["client-id"] = "<default>"
         elif self.counter in ("client-id", "user+client-id"):
-            entity["client-id"] = self.name
+            entity["client-id"] = prefix + self.name
         return [] if self.counter == "nothing" else [{**entity, kind: value}]
 
 

@@ -17,6 +17,7 @@ from benchmarks.evasion.arithmetic import Achieved, Staircase, compute_achieved,
 from benchmarks.evasion.gssapi import environment
 from benchmarks.evasion.rows import BATCHES, BOUND, STRETCHES, Row
 from benchmarks.evasion.stage import PASSWORD, Stage, charged, sidecars, topic_counts
+from benchmarks.rig.variants import PROJECT
 from tests.support.sidecars import Sidecar
 
 WINDOW_NUM = 11
@@ -36,8 +37,6 @@ class Outcome:
     """What the sidecar itself counted in all; None without a sidecar."""
     seen: dict[str, Any]
     """What the attackers saw."""
-    source: str
-    """Where the figures come from."""
     stretches: dict[float, float]
     """The most over any so many seconds after the first window, without one request, in limits."""
 
@@ -59,7 +58,6 @@ class Batch:
 
     outcomes: list[Outcome] = field(default_factory=list)
     names: tuple[str, ...] = ()
-    direct: bool = False
     unclean: str = ""
     """How a sidecar ended that did not end well when it was told to."""
 
@@ -129,15 +127,26 @@ class Meter(threading.Thread):
         self.join()
 
 
+def start(command: Sequence[str], work: dict[str, Any]) -> subprocess.Popen[str]:
+    """A program with this work."""
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=PROJECT)
+    tell(process, json.dumps(work))
+    return process
+
+
+def tell(process: subprocess.Popen[str], line: str) -> None:
+    """A line of its input."""
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
 @contextmanager
 def child(module: str, work: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
     """A program of this package, told what to do; killed at the end of the block."""
     command = [*NICE.get(module, ()), sys.executable, "-m", f"benchmarks.evasion.{module}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
+    with start(command, work) as process:
         try:
-            process.stdin.write(json.dumps(work) + "\n")
-            process.stdin.flush()
             yield process
         finally:
             process.kill()
@@ -168,31 +177,16 @@ def run_batch(
     if direct:
         on.limit_at_the_broker(rows, prefix)
         return _attack(on, rows, seconds, prefix, ids, tokens, None, window_num)
-    named = with_prefix(rows, prefix)
     owners = {tokens[row.name][0]: row.user for row in rows if row.name in tokens}
     batch = Batch()
     try:
-        with sidecars(on, named, owners=owners, window_num=window_num, settings=settings) as running:
+        with sidecars(on, {prefix: rows}, owners=owners, window_num=window_num, settings=settings) as running:
             batch = _attack(on, rows, seconds, prefix, ids, tokens, running, window_num)
     except AssertionError as error:
         if not batch.outcomes:
             raise
         batch.unclean = str(error)  # what was measured before stays
     return batch
-
-
-def with_prefix(rows: Sequence[Row], prefix: str) -> list[Any]:
-    """The rows with client-ids as they will be on the wire."""
-
-    class Named:
-        def __init__(self, row: Row) -> None:
-            self.door = row.door
-            self.quotas = [
-                quota | ({"client-id": prefix + row.name} if quota.get("client-id") == row.name else {})
-                for quota in row.quotas
-            ]
-
-    return [Named(row) for row in rows]
 
 
 def work_of(
@@ -250,9 +244,7 @@ def _attack(
         line_of(process)
         watch.start()
         meter.start()
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
+        tell(process, "go")
         seen = {one["name"]: one for one in json.loads(line_of(process))}
         until = time.monotonic()
         watch.end()
@@ -265,21 +257,19 @@ def _attack(
     for row in rows:
         stairs: Staircase
         if row.attack == "produce":
-            size, source = seen[row.name]["frame_bytes"], "log"
+            size = seen[row.name]["frame_bytes"]
             stairs = [(at, count * size) for at, count in watch.records[row.name]]
         elif row.attack in ("fetch", "share"):
-            source = "broker's metrics"
             stairs = [(at - clocks, amount) for at, amount in sent.get(prefix + row.name, ())]
         elif row.attack == "mutations":
-            source = "answers" if row.answered else "cluster's topics"
             stairs = seen[row.name]["series"] if row.answered else watch.topics[row.name]
         else:
-            source, stairs = "sidecar", meter.seen.get(row.name, ())
+            stairs = meter.seen.get(row.name, ())
         at_once = row.connections * row.size if row.attack == "mutations" else 0
         figures = compute_achieved(stairs, row.limit, float(window_num), until, at_once)
         series = seen[row.name].pop("series")
         stretches = _stretches(row, stairs, series, float(window_num), seen[row.name]["frame_bytes"])
-        batch.outcomes.append(Outcome(row, figures, result.get(row.name), seen[row.name], source, stretches))
+        batch.outcomes.append(Outcome(row, figures, result.get(row.name), seen[row.name], stretches))
     return batch
 
 
@@ -309,7 +299,7 @@ def run(on: Stage, rows: Sequence[Row], seconds: float, say: Say, *, direct: boo
             continue
         say(f"{len(together)} attacks at the same time ({', '.join(names)}), {seconds:g} s ...")
         batch = run_batch(on, together, seconds, direct=direct)
-        batch.names, batch.direct = names, direct
+        batch.names = names
         found.append(batch)
         for one in batch.outcomes:
             say(in_words(one))

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.lab.kafka.jmx import JMX, _address
 from tests.lab.kafka.tools import QUICK_JVM
 from tests.support.certificates import Authority, Issued
 from tests.support.kerberos import Realm, realm
-from tests.support.raw_client import RawClient
+from tests.support.raw_client import RawClient, alter_quotas
 from tests.support.sidecars import Sidecar, sidecar
 
 PASSWORD = "pw-evasion-7a10"
@@ -156,30 +156,14 @@ class Stage:
 
     def limit_at_the_broker(self, rows: Sequence[Row], prefix: str) -> None:
         """The rows' quotas as the broker's own."""
-        from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest as Request
-
-        entry_data = Request.EntryData
         entries = []
-        for row in rows:
-            for quota in row.quotas:
-                entity = [
-                    entry_data.EntityData(
-                        entity_type=kind,
-                        entity_name=None
-                        if name == "<default>"
-                        else prefix + str(name)
-                        if kind == "client-id"
-                        else name,
-                    )
-                    for kind, name in quota.items()
-                    if kind in ("user", "client-id")
-                ]
-                (key,) = set(quota) - {"user", "client-id"}
-                ops = [entry_data.OpData(key=key, value=float(str(quota[key])), remove=False)]
-                entries.append(entry_data(entity=entity, ops=ops))
+        for quota in (quota for row in rows for quota in row.quotas(prefix)):
+            (*entity, (key, value)) = quota.items()
+            names = [(kind, None if name == "<default>" else str(name)) for kind, name in entity]
+            entries.append((names, [(key, float(value))]))
         with RawClient(self.cluster.bootstrap[0], "prepare") as client:
-            answer = client.ask(Request(version=0, entries=entries, validate_only=False))
-        assert all(entry.error_code == 0 for entry in answer.message.entries), answer.message
+            answers = alter_quotas(client, entries)
+        assert not any(error for error, *_ in answers), answers
 
     # ---- what the broker says of itself
 
@@ -272,9 +256,15 @@ def _subject(name: str) -> x509.Name:
 
 @contextmanager
 def sidecars(
-    on: Stage, rows: Sequence[Row], *, owners: dict[str, str], window_num: int, settings: dict[str, Any] | None = None
+    on: Stage,
+    rows: Mapping[str, Sequence[Row]],
+    *,
+    owners: dict[str, str],
+    window_num: int,
+    settings: dict[str, Any] | None = None,
 ) -> Iterator[dict[str, Sidecar]]:
-    """A sidecar for each door that the rows come through, and the plain one in any case; counters are new."""
+    """A sidecar for each door that the rows come through, and the plain one in any case; counters are new. `rows`: by
+    their prefix."""
     common: dict[str, Any] = {
         "log": {"level": "warning", "format": "json"},
         "metrics": {"max_groups": 5000},
@@ -284,8 +274,9 @@ def sidecars(
     } | (settings or {})
     with ExitStack() as stack:
         running = {}
-        for door in sorted({"plain"} | {row.door for row in rows}):
-            quotas = [quota for row in rows if row.door == door for quota in row.quotas]
+        for door in sorted({"plain"} | {row.door for some in rows.values() for row in some}):
+            by_prefix = ((prefix, row) for prefix, some in rows.items() for row in some if row.door == door)
+            quotas = [quota for prefix, row in by_prefix for quota in row.quotas(prefix)]
             host, port = on.broker(door if door in ("sasl", "kerberos") else "plain")
             more: dict[str, Any] = {}
             if door in ("tls", "certificate"):

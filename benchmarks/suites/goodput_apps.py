@@ -16,7 +16,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import ConfigResource, ConfigResourceType
 
-from benchmarks.evasion.honest import finish, go_command, start
+from benchmarks.evasion.honest import finish, go_command
+from benchmarks.evasion.run import start
 from benchmarks.rig.topics import create_topics
 from benchmarks.suites.replicas import CLIENTS as HONEST
 from tests.lab.kafka.javalog import tool_arguments

@@ -28,7 +28,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 from uuid import uuid4
 
-from benchmarks.evasion.honest import command_of, finish, go_command, history_of, read_numbers, start
+from benchmarks.evasion.honest import command_of, finish, go_command, history_of, read_numbers
+from benchmarks.evasion.run import start
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.evasion.honest import finish, history_of, read_numbers, start
+from benchmarks.evasion.honest import finish, history_of, read_numbers
+from benchmarks.evasion.run import start
 from benchmarks.suites.replicas import java_client
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.cluster import BROKER_HEAP

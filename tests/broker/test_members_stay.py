@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.evasion.honest import finish, go_command, start
+from benchmarks.evasion.honest import finish, go_command
+from benchmarks.evasion.run import start
 from tests.lab.kafka import KafkaCluster
 from tests.support.records import produce
 from tests.support.sidecars import sidecar
