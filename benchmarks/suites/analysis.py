@@ -1,5 +1,4 @@
-"""The reports on a generated fleet: time, memory, what is shuffled and spilled, growth with the input, and DuckDB on
-the same files.
+"""The reports on a generated fleet: time, CPU and memory, and DuckDB on the same files.
 
 `python -m benchmarks.suites.analysis` (or `make bench-analysis`); docs/analysis.md has figures.
 """
@@ -182,31 +181,7 @@ def run_job(name: str, source: Path, work: Path, memory: str) -> dict[str, Any]:
         "--output",
         str(work / "out"),
     ]
-    log = work / "events"
-    shutil.rmtree(log, ignore_errors=True)
-    log.mkdir()
-    return measured_with_log([*command, "--memory", memory, "--quiet", *more.get(name, [])], log)
-
-
-def measured_with_log(command: Sequence[str], log: Path) -> dict[str, Any]:
-    """:func:`measured` of a report, and :func:`moved` by the log that Spark writes into `log`, an empty directory."""
-    events = {"enabled": "true", "dir": log.as_uri(), "rolling.enabled": "false", "compress": "false"}
-    logged = [part for key, value in events.items() for part in ("--conf", f"spark.eventLog.{key}={value}")]
-    return measured([*command, *logged]) | moved(next(log.iterdir()))
-
-
-def moved(log: Path) -> dict[str, int]:
-    """Bytes that all tasks read from files, sent each other, and put on the disk for want of memory, by Spark's log."""
-    sums = {"read_bytes": 0, "shuffled_bytes": 0, "spilled_bytes": 0}
-    with log.open() as lines:
-        for line in lines:
-            if '"Event":"SparkListenerTaskEnd"' not in line:
-                continue
-            metrics = json.loads(line).get("Task Metrics") or {}
-            sums["read_bytes"] += metrics["Input Metrics"]["Bytes Read"]
-            sums["shuffled_bytes"] += metrics["Shuffle Write Metrics"]["Shuffle Bytes Written"]
-            sums["spilled_bytes"] += metrics["Disk Bytes Spilled"]
-    return sums
+    return measured([*command, "--memory", memory, "--quiet", *more.get(name, [])])
 
 
 def compare(source: Path, work: Path, engines: Sequence[str], names: Sequence[str]) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.report import stored
+from benchmarks.report.stats import jain
 from quota.fleet.core import Fleet, whole
-from quota.fleet.record import GroupUse, Record, Seal, decode, encode
+from quota.fleet.record import Record, Seal, decode
 from quota.fleet.split import CAPACITY
 from quota.fleet.timing import Timing
 from quota.fleet.view import View
@@ -70,10 +71,6 @@ class Result:
     crowd_s: float | None = None
     records_per_s: float = 0.0
     bytes_per_day: float = 0.0
-    read_bytes_per_s: float = 0.0
-    """By one instance: of its partitions, Kafka's overhead included."""
-    cpu_percent: float = 0.0
-    """Of one core, of one instance: records, samples, split. The transport is not in it."""
     jain_crowd: float = 0.0
     """Of the shares in one group at the end, when all are hungry: the least over all groups."""
 
@@ -91,16 +88,12 @@ class Site:
         self.want: dict[tuple[int, int], float] = {}
         self.level: dict[tuple[int, int], float] = {}
         self.names = [self.chance.getrandbits(64) for _ in range(scenario.groups)]
-        self.queue: list[tuple[int, int, Any, bytes]] = []
+        self.queue: list[tuple[int, int, Record]] = []
         self.place = [0] * len(LAGS)
         self.now = 0.0
         self.records = self.bytes = 0
-        self.load: dict[int, int] = {}
-        self.probe: Fleet | None = None
-        self.probe_cpu_s = 0.0
         for number in range(scenario.instances):
             self.start(number)
-        self.probe = self._probe()
 
     def start(self, number: int) -> int:
         """One more instance; its groups are drawn so that all groups have about as many."""
@@ -135,14 +128,13 @@ class Site:
         for lag, view in enumerate(self.views):
             end = self.place[lag]
             while end < len(self.queue) and self.queue[end][0] <= tick - LAGS[lag]:
-                _, partition, record, _ = self.queue[end]
+                _, partition, record = self.queue[end]
                 view.take(partition, record, self.now)
                 owner = self.members.get(record.member)
                 if owner is not None and owner[1] == lag:
                     owner[0].came_back(partition, record, self.now)
                 end += 1
             self.place[lag] = end
-        self._feed_probe(tick)
         done = min(self.place)
         if done > 200_000:
             del self.queue[:done]
@@ -156,10 +148,9 @@ class Site:
                     level = self.level[member, group] = 0.95 * self.level[member, group] + 0.05 * usage
                     fleet.sample(group, usage * 1e6, usage, level, want > share, self.now)
             for partition, data in whole(fleet.steps(self.now)):
-                self.queue.append((tick, partition, decode(SEAL, partition, data), data))
+                self.queue.append((tick, partition, decode(SEAL, partition, data)))
                 self.records += 1
                 self.bytes += len(data) + OVERHEAD_BYTES
-                self.load[partition] = self.load.get(partition, 0) + len(data) + OVERHEAD_BYTES
 
     def kill(self, part: float) -> None:
         """kill -9 of a part of them, and as many new ones."""
@@ -190,43 +181,7 @@ class Site:
         for member, (fleet, _) in self.members.items():
             for group in self.groups_of[member]:
                 shares.setdefault(group, []).append(fleet.share(group))
-        return min(sum(own) ** 2 / (len(own) * sum(one**2 for one in own)) for own in shares.values())
-
-    def _probe(self) -> Fleet:
-        """One more instance with a view of its own, which reads bytes: its work is measured."""
-        member = self.chance.getrandbits(64)
-        probe = Fleet(SEAL, member, "probe", self.now, timing=self.timing)
-        probe.connected(self.scenario.partitions)
-        self.probe_groups = self.names[: self.scenario.groups_each]
-        for group in self.probe_groups:
-            probe.join(group, self.now)
-        self.probe_place = 0
-        return probe
-
-    def _feed_probe(self, tick: int) -> None:
-        probe = self.probe
-        if probe is None:
-            return
-        wanted = probe.wanted
-        mine = [
-            (p, data) for at, p, _, data in self.queue[self.place[0] - self._fresh(tick) : self.place[0]] if p in wanted
-        ]
-        start = time.process_time()
-        for partition, data in mine:
-            probe.read(partition, data, self.now)
-        for group in self.probe_groups:
-            if tick % 2 == 0:
-                probe.sample(group, 1.0, 1e-6, 1e-6, False, self.now)
-        whole(probe.steps(self.now))
-        self.probe_cpu_s += time.process_time() - start
-
-    def _fresh(self, tick: int) -> int:
-        count = 0
-        for at in range(self.place[0] - 1, -1, -1):
-            if self.queue[at][0] != tick - LAGS[0] and self.queue[at][0] < tick - 1:
-                break
-            count += self.queue[at][0] == tick - 1
-        return count
+        return min(map(jain, shares.values()))
 
 
 def simulate(scenario: Scenario) -> Result:
@@ -234,7 +189,6 @@ def simulate(scenario: Scenario) -> Result:
     result, site = Result(scenario), Site(scenario)
     start = time.monotonic()
     site.hungry(0.3)
-    settled_cpu = 0.0
     for quarter in range(scenario.seconds * 4):
         second = quarter / 4
         if second == scenario.shift_s:
@@ -246,8 +200,6 @@ def simulate(scenario: Scenario) -> Result:
             site.hungry(1.0)
         if second == 10:
             site.records = site.bytes = 0
-            site.load.clear()
-            settled_cpu = site.probe_cpu_s
         site.step(sample=quarter % 2 == 0)
         used, held = site.used()
         result.most_held = max(result.most_held, held)
@@ -257,75 +209,11 @@ def simulate(scenario: Scenario) -> Result:
             if second >= began + 0.5 and getattr(result, name) is None and used >= 0.95:
                 setattr(result, name, second - began + 0.25)
     measured_s = scenario.seconds - 10
-    assert site.probe is not None
     result.wall_s = round(time.monotonic() - start, 1)
     result.records_per_s = round(site.records / measured_s, 1)
     result.bytes_per_day = round(site.bytes / measured_s * 86_400)
-    result.read_bytes_per_s = round(sum(site.load.get(one, 0) for one in site.probe.wanted) / measured_s)
-    result.cpu_percent = round(100 * (site.probe_cpu_s - settled_cpu) / measured_s, 3)
     result.jain_crowd = round(site.jain(), 4)
     return result
-
-
-def cost_of_one(instances: int, groups: int, groups_each: int, partitions: int, seconds: int = 60) -> dict[str, Any]:
-    """What one instance of a fleet reads and computes: every record of its partitions, made up here, and its own work.
-
-    Groups are hashed evenly, so groups_each * instances / partitions instances write into a partition, or all of them.
-    """
-    timing, chance = Timing(), random.Random(1)
-    fleet = Fleet(SEAL, chance.getrandbits(64), "probe", 0.0, timing=timing)
-    fleet.connected(partitions)
-    names = [number + 1 + partitions * 1000 for number in range(groups)]
-    mine = names[:groups_each]
-    for group in mine:
-        fleet.join(group, 0.0)
-    writers: list[tuple[int, int, list[int]]] = []
-    """(member, partition, its groups there) of all that write into partitions of ours."""
-    for number in range(instances - 1):
-        member = chance.getrandbits(64)
-        theirs = [names[(number * groups_each + place) % groups] for place in range(groups_each)]
-        for partition in {group % partitions for group in theirs} & fleet.wanted:
-            writers.append((member, partition, [group for group in theirs if group % partitions == partition]))
-        writers.append((member, 0, []))
-    counts = {partition: sum(one == partition for _, one, groups in writers if groups) for partition in fleet.wanted}
-    presence_ms = max(timing.presence * timing.interval_ms, timing.interval_of(instances))
-    due = [chance.random() * (timing.interval_of(counts[at]) if groups else presence_ms) for _, at, groups in writers]
-    seq, read, cpu_s = 0, 0, 0.0
-    for tick in range(seconds * 4):
-        now = tick * 250.0
-        batch = []
-        for place, (member, partition, theirs) in enumerate(writers):
-            if due[place] <= now:
-                interval_ms = timing.interval_of(counts[partition]) if theirs else presence_ms
-                due[place] += interval_ms
-                seq += 1
-                uses = tuple(GroupUse(group, 1e5, 0.05, 0.05, 0.05, 0.05) for group in theirs)
-                name = "" if theirs else f"orders-7c9d8f6b5-{place:05}"
-                record = Record(member, seq, interval_ms, False, name, uses, int(now))
-                batch.append((partition, encode(SEAL, partition, record)))
-        read += sum(len(data) + OVERHEAD_BYTES for _, data in batch)
-        start = time.process_time()
-        for partition, data in batch:
-            fleet.read(partition, data, now)
-        for group in mine:
-            if tick % 2 == 0:
-                fleet.sample(group, 1e5, 0.05, 0.05, False, now)
-        own = whole(fleet.steps(now))
-        cpu_s += time.process_time() - start
-        for partition, data in own:
-            fleet.read(partition, data, now)
-    return {
-        "instances": instances,
-        "groups": groups,
-        "groups_each": groups_each,
-        "partitions": partitions,
-        "known": fleet.known,
-        "writers_per_partition": max(counts.values()),
-        "interval_ms": timing.interval_of(max(counts.values())),
-        "records_read_per_s": round(seq / seconds, 1),
-        "bytes_read_per_s": round(read / seconds),
-        "cpu_percent": round(100 * cpu_s / seconds, 3),
-    }
 
 
 def main() -> None:
@@ -333,14 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The split of fleet limits on a simulated clock.")
     parser.add_argument("--out", type=Path)
     parser.add_argument("scenario", nargs="*", type=int, help="numbers, from 0 on")
-    parser.add_argument("--cost", type=Path, help="only what one instance of large fleets costs; stored here")
     wanted = parser.parse_args()
-    if wanted.cost is not None:
-        fleets = ((1000, 100, 1, 16), (10_000, 1000, 2, 200), (10_000, 1000, 1, 8), (10_000, 1, 1, 1))
-        costs = [cost_of_one(*fleet) for fleet in fleets]
-        wanted.cost.write_text(stored.text(costs))
-        print(json.dumps(costs, indent=1))
-        return
     results: list[dict[str, Any]] = []
     if wanted.out is not None and wanted.out.exists():
         results = json.loads(wanted.out.read_text())
