@@ -30,10 +30,10 @@ class IdleTime:
     """In all others."""
 
     @classmethod
-    def now(cls, states: Path = STATES) -> IdleTime:
+    def now(cls) -> IdleTime:
         """As the kernel counts it; both 0 on a machine that does not."""
         found = [0, 0]
-        for state in states.glob("cpu[0-9]*/cpuidle/state*"):
+        for state in STATES.glob("cpu[0-9]*/cpuidle/state*"):
             halts = int((state / "latency").read_text(encoding="ascii")) > 0
             found[halts] += int((state / "time").read_text(encoding="ascii"))
         return cls(*found)
@@ -45,15 +45,11 @@ class Idling:
 
     refused: str | None
     """Why they could not be asked to poll; None if they were, or were not meant to."""
-    states: Path
-    began: IdleTime = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.began = IdleTime.now(self.states)
+    began: IdleTime = field(default_factory=IdleTime.now)
 
     def polling_share(self) -> float | None:
         """Of the idle time since this began, 0 to 1; None where the kernel does not tell."""
-        now = IdleTime.now(self.states)
+        now = IdleTime.now()
         polling_us, halted_us = now.polling_us - self.began.polling_us, now.halted_us - self.began.halted_us
         return polling_us / (polling_us + halted_us) if polling_us + halted_us else None
 
@@ -64,7 +60,7 @@ class Idling:
 
 
 @contextmanager
-def polling(wanted: bool = True, *, device: Path = DEVICE, states: Path = STATES) -> Iterator[Idling]:
+def polling(wanted: bool) -> Iterator[Idling]:
     """Let idle cores poll meanwhile, if that is `wanted` and allowed; afterwards they do what they did before.
 
     Never fails: what did happen is in what it gives.
@@ -72,12 +68,12 @@ def polling(wanted: bool = True, *, device: Path = DEVICE, states: Path = STATES
     held, refused = None, None
     if wanted:
         try:
-            held = os.open(device, os.O_WRONLY)  # in force for as long as this is open
+            held = os.open(DEVICE, os.O_WRONLY)  # in force for as long as this is open
             os.write(held, NO_LATENCY)
         except OSError as error:
-            refused = f"{device}: {error.strerror}"
+            refused = f"{DEVICE}: {error.strerror}"
     try:
-        yield Idling(refused, states)
+        yield Idling(refused)
     finally:
         if held is not None:
             os.close(held)

@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import NoReturn
 
 from benchmarks.rig.frames import CLIENT_ID, produce_frame, record_batch
 from proxy.core.wire.messages import api_versions_request
@@ -46,12 +45,8 @@ class Wire:
 
     __slots__ = ("_buffer", "_error_at", "_frame", "_sent", "correlation_id", "latencies_s", "socket", "throttled")
 
-    def __init__(
-        self, address: Address, topic: str, tls: ssl.SSLContext | None = None, client_id: str = CLIENT_ID
-    ) -> None:
-        self.socket = connected(address, tls)
-        if tls is not None:
-            self.socket.settimeout(0.0)
+    def __init__(self, address: Address, topic: str, client_id: str = CLIENT_ID) -> None:
+        self.socket = connected(address)
         self._frame = bytearray(produce_frame(topic, record_batch(b"x" * SMALL_VALUE_BYTES), client_id))
         # Response: size 4, correlation id 4, tags 1, topics 1, name length 1, name, partitions 1, index 4, error code.
         self._error_at = 16 + len(topic.encode())
@@ -101,20 +96,13 @@ class Wire:
 
     def _read(self) -> bytes:
         """All that is there by now."""
-        if not isinstance(self.socket, ssl.SSLSocket):
-            try:
-                data = self.socket.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return b""
-            return data or self._closed()
-        parts = []
-        with suppress(ssl.SSLWantReadError):
-            while True:  # record after record: what OpenSSL has read, no poll tells of
-                parts.append(self.socket.recv(RECEIVE_BYTES) or self._closed())
-        return b"".join(parts)
-
-    def _closed(self) -> NoReturn:
-        raise BenchmarkRequestError("the connection was closed with requests unanswered")
+        try:
+            data = self.socket.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+        if not data:
+            raise BenchmarkRequestError("the connection was closed with requests unanswered")
+        return data
 
     def fileno(self) -> int:
         """For select and epoll."""
@@ -134,11 +122,11 @@ def connected(address: Address, tls: ssl.SSLContext | None = None) -> socket.soc
 
 
 @contextmanager
-def _wires(address: Address, topic: str, count: int, tls: ssl.SSLContext | None = None) -> Iterator[list[Wire]]:
+def _wires(address: Address, topic: str, count: int) -> Iterator[list[Wire]]:
     with ExitStack() as stack:
         wires: list[Wire] = []
         for _ in range(count):
-            wire = Wire(address, topic, tls)
+            wire = Wire(address, topic)
             stack.callback(wire.close)
             wires.append(wire)
         yield wires
@@ -186,14 +174,13 @@ def open_loop(
     seconds: float,
     connections: int,
     most_behind_s: float = MAX_OUTSTANDING_S,
-    tls: ssl.SSLContext | None = None,
 ) -> LoopResult:
     """Send at a fixed rate, round robin over the connections, whether or not earlier requests are answered.
 
     Raises:
         BenchmarkRequestError: an answer is wrong or missing, or the other side cannot keep up.
     """
-    with _wires(address, topic, connections, tls) as wires:
+    with _wires(address, topic, connections) as wires:
         seconds, lateness = drive(wires, rate_per_s, seconds, most_behind_s)
         return _seen(wires, seconds, lateness)
 

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias
 
 from proxy.core.wire import primitives as p
 from proxy.core.wire.primitives import Program, Step
+from tests.lab.kafka.jars import resolve
 from tests.lab.releases import PROTOCOLS
 
 TARGET: Final = Path(__file__).parents[2] / "proxy/core/wire/schema.py"
@@ -246,14 +247,8 @@ def load(jar: Path) -> dict[tuple[int, str], Message]:
 
 
 def find_jar(release: str) -> Path:
-    """The kafka-clients jar of `release`, by jgo (from its cache, or downloaded once)."""
-    import jgo  # a development dependency: the sidecar itself never runs this
-
-    environment = jgo.build(f"org.apache.kafka:kafka-clients:{release}")
-    found = [path for path in map(Path, environment.all_jars) if path.name == f"kafka-clients-{release}.jar"]
-    if not found:
-        raise SchemaError(f"jgo found no kafka-clients-{release}.jar in {environment.path}")
-    return found[0]
+    """The kafka-clients jar of `release`, from the cache, or downloaded once."""
+    return next(path for path in resolve(release) if path.name == f"kafka-clients-{release}.jar")
 
 
 def news(new: dict[tuple[int, str], Message], old: dict[tuple[int, str], Message]) -> list[str]:

@@ -14,18 +14,11 @@ def v1(host: str = CLIENT[0], port: int = CLIENT[1]) -> bytes:
     return f"PROXY TCP4 {host} 192.0.2.1 {port} 9092\r\n".encode()
 
 
-def v2(
-    host: str = CLIENT[0],
-    port: int = CLIENT[1],
-    *,
-    command: int = 0x21,
-    family: int = 0x11,
-    addresses: bytes | None = None,
-    more: bytes = b"",
-) -> bytes:
+OF_CLIENT = socket.inet_aton(CLIENT[0]) + socket.inet_aton("192.0.2.1") + struct.pack("!HH", CLIENT[1], 9092)
+
+
+def v2(*, command: int = 0x21, family: int = 0x11, addresses: bytes = OF_CLIENT, more: bytes = b"") -> bytes:
     """Version 2; `more` are TLVs."""
-    if addresses is None:
-        addresses = socket.inet_aton(host) + socket.inet_aton("192.0.2.1") + struct.pack("!HH", port, 9092)
     return V2 + struct.pack("!BBH", command, family, len(addresses + more)) + addresses + more
 
 
