@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.support.certificates import Authority
+
 CIPHER_SUITE: Final = "TLS_AES_256_GCM_SHA384"
 """What OpenSSL prefers. The broker, HAProxy and Kafka's tools know no other one here; the others are not told, and what
 they have chosen is looked at (`benchmarks.rig.rawclient.handshake`)."""
@@ -31,21 +33,8 @@ class Files:
     @classmethod
     def issue(cls, folder: Path) -> Files:
         """New ones, in this folder."""
-        import trustme  # only runs with TLS need it
-        from cryptography.hazmat.primitives import serialization
-
-        authority = trustme.CA()
-        leaf = authority.issue_cert(HOST, ADDRESS)
-        files = cls(*(folder / f"{name}.pem" for name in ("authority", "chain", "key", "both")))
-        chain = b"".join(part.bytes() for part in leaf.cert_chain_pems)
-        key = serialization.load_pem_private_key(leaf.private_key_pem.bytes(), None).private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        authority.cert_pem.write_to_path(files.authority)
-        files.chain.write_bytes(chain)
-        files.key.write_bytes(key)
-        files.both.write_bytes(key + chain)
-        return files
+        authority = Authority(folder)
+        return cls(authority.certificate, *authority.issue("both", HOST, ADDRESS))
 
     def broker_settings(self) -> dict[str, str]:
         """Of a Kafka broker's listeners with TLS."""
