@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,18 +18,11 @@ from analysis.store import package
 from config.load import validate
 from config.problems import ConfigError
 from config.source import Source
+from tests.support.command import kquota
 from tests.support.spark_tools import QUICK, record, table, write
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 280
 NO_JAVA = {"JAVA_HOME": "/nonexistent", "PATH": "/nonexistent"}
-
-
-def kquota(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "proxy.app.cli.main", *map(str, arguments)],
-        capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=ROOT, env=os.environ | environment,
-    )  # fmt: skip
 
 
 def test_a_report_from_the_command_line(tmp_path: Path) -> None:

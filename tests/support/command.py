@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 KQUOTA: Final = (sys.executable, "-m", "proxy.app.cli.main")
-LIMIT_S: Final = 60.0
+LIMIT_S: Final = 280.0
 
 
 def kquota(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.lab.kafka.cache import cache_dir
-from tests.support.wheels import NoProgramError, checked, fetch_wheel, sha256_of
+from tests.lab.kafka.jars import sha256_of
+from tests.support.wheels import NoProgramError, checked, fetch_wheel
 
 MODULES: Final = Path(__file__).parents[1] / "go"
 OLDEST_GO: Final = (1, 26)

@@ -10,6 +10,7 @@ from typing import Any
 
 from proxy.core.auth.sasl import Login
 from proxy.core.wire.messages import framed, request_header
+from proxy.core.wire.primitives import uvarint
 from tests.support.session_tools import Cut, Driven, from_broker, from_client, response, whole
 
 SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
@@ -26,14 +27,14 @@ def handshake_response(error: int = 0, version: int = 1, correlation_id: int = 1
 
 
 def authenticate(token: bytes, version: int = 2, correlation_id: int = 2) -> bytes:
-    body = _varint(len(token) + 1) + token + b"\0" if version >= 2 else struct.pack(">i", len(token)) + token
+    body = uvarint(len(token) + 1) + token + b"\0" if version >= 2 else struct.pack(">i", len(token)) + token
     return framed(request_header(SASL_AUTHENTICATE, version, correlation_id, "c") + body)
 
 
 def authenticate_response(error: int = 0, token: bytes = b"", version: int = 2, lifetime_ms: int = 0) -> bytes:
     body = struct.pack(">h", error)
     if version >= 2:
-        body += b"\0" + _varint(len(token) + 1) + token + struct.pack(">q", lifetime_ms) + b"\0"
+        body += b"\0" + uvarint(len(token) + 1) + token + struct.pack(">q", lifetime_ms) + b"\0"
     else:
         body += struct.pack(">hi", -1, len(token)) + token + (struct.pack(">q", lifetime_ms) if version else b"")
     return response(SASL_AUTHENTICATE, version, 2, body)
@@ -98,12 +99,3 @@ def log_in(
 PLAIN_STEPS = ((b"\0alice\0pw-secret", b""),)
 SCRAM_STEPS = ((b"n,,n=alice,r=abc", b"r=abcdef,s=c2FsdA==,i=4096"), (b"c=biws,r=abcdef,p=cHJvb2Y=", b"v=c2ln"))
 OAUTH_STEPS = ((bearer(jwt({"sub": "alice"})), b""),)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

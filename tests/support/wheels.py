@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.lab.kafka.jars import sha256_of
+
 
 class NoProgramError(Exception):
     """A program cannot be had here; says what to do."""
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checked(path: Path, sha256: str) -> Path:
