@@ -24,7 +24,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 from uuid import uuid4
 
@@ -33,8 +32,8 @@ from benchmarks.evasion.run import start
 from benchmarks.report import stored
 from benchmarks.report.measured import describe_project
 from benchmarks.rig.procstat import describe_machine
+from benchmarks.rig.topics import create_topics
 from tests.lab.kafka import KafkaCluster
-from tests.lab.kafka.cache import cache_dir
 from tests.lab.kafka.javalog import tool_arguments
 from tests.lab.kafka.ports import free_port_run, free_ports
 from tests.lab.kafka.tools import QUICK_JVM, TOOL_HEAP, java_command
@@ -42,6 +41,7 @@ from tests.support.clients import is_trouble, record
 from tests.support.go_tools import NoGoError
 from tests.support.haproxy import ADDRESS, haproxy
 from tests.support.history import check
+from tests.support.kept_builds import kept
 from tests.support.sidecars import Sidecar, sidecar
 
 EVENTS: Final = ("rolled", "killed", "scaled away")
@@ -102,19 +102,15 @@ def _kafkajs(_work: Work) -> list[str]:
         raise NoClientError("no Node.js with npm on PATH")
     files = [NODE / name for name in ("package.json", "package-lock.json", "main.js")]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-    folder = cache_dir() / "node" / f"kafkajs-{digest}"
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=folder.parent) as scratch:
-            made = Path(scratch, "made")
-            made.mkdir()
-            for file in files:
-                shutil.copy(file, made)
-            done = subprocess.run([npm, "ci", "--ignore-scripts"], cwd=made, capture_output=True, text=True)
-            if done.returncode != 0:
-                raise NoClientError(f"npm ci failed (no network?):\n{done.stderr}")
-            made.rename(folder)
-    return [node, str(folder / "main.js")]
+
+    def install(folder: Path) -> None:
+        for file in files:
+            shutil.copy(file, folder)
+        done = subprocess.run([npm, "ci", "--ignore-scripts"], cwd=folder, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise NoClientError(f"npm ci failed (no network?):\n{done.stderr}")
+
+    return [node, str(kept("node", f"kafkajs-{digest}", install) / "main.js")]
 
 
 REBOOTSTRAP: Final = "metadata.recovery.strategy=rebootstrap"
@@ -211,7 +207,8 @@ def run(
                 commands[name, role] = CLIENTS[name](work), work
             except NoClientError as error:
                 outcomes[name, role].missing = str(error)
-        _create(cluster, [topics[key] for key in commands])
+        appended = {"message.timestamp.type": "LogAppendTime"}
+        create_topics(cluster.bootstrap, {topics[key]: appended for key in commands})
         began = time.monotonic()
         feeder = threading.Thread(target=_feed, args=(cluster, [work for _, work in commands.values()], count))
         feeder.start()
@@ -240,15 +237,6 @@ def _short(text: str, client: str) -> str:
     """An error without what differs from run to run."""
     text = re.sub(r"^\[\d{4}-[^\]]*\] ", "", text.replace(client, "CLIENT"))
     return re.sub(r"127\.0\.0\.\d+:\d+", "ADDRESS", re.sub(r"after \d+ms", "after N ms", text))[:150]
-
-
-def _create(cluster: KafkaCluster, topics: Sequence[str]) -> None:
-    from confluent_kafka.admin import AdminClient, NewTopic
-
-    admin = AdminClient({"bootstrap.servers": ",".join(cluster.bootstrap)})
-    answer = {"message.timestamp.type": "LogAppendTime"}
-    for done in admin.create_topics([NewTopic(topic, 1, 1, config=answer) for topic in topics]).values():
-        done.result(30)
 
 
 def _feed(cluster: KafkaCluster, works: Sequence[Work], count: int) -> None:
