@@ -7,6 +7,7 @@
     scenarios.py  what is measured on each of them: produce, fetch, small requests, memory
     affinity.py   a core for the proxy alone, the others for broker and clients
     answerer.py   a peer in the broker's place that only answers (for the guard and idle connections)
+    frames.py     whole requests and batches of records
     rawclient.py  a small wire client: open loop at a fixed rate, closed loop, idle connections
     javatools.py  Kafka's own performance tools and what they print
     procstat.py   CPU time and memory of processes, the machine's description

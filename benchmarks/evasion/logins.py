@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import json
 import os
 import time
 from collections.abc import Generator
 
 from benchmarks.evasion import gssapi
+from tests.support.sasl_tools import bearer, jwt
 
 SERVICE = "kafka@localhost"
 """Of the broker, as Kerberos knows it; clients ask for its host by that name whatever the address is."""
@@ -35,9 +35,7 @@ def _plain(user: str, password: str) -> Steps:
 
 def _bearer(user: str, token_s: float) -> Steps:
     now_s = int(time.time()) - 1  # a broker allows no token that was issued after its own clock's last millisecond
-    claims = {"sub": user, "iat": now_s, "exp": now_s + token_s}
-    parts = (base64.urlsafe_b64encode(json.dumps(one).encode()).rstrip(b"=") for one in ({"alg": "none"}, claims))
-    answer = yield b"n,,\1auth=Bearer " + b".".join(parts) + b".\1\1"
+    answer = yield bearer(jwt({"sub": user, "iat": now_s, "exp": now_s + token_s}))
     if answer:  # RFC 7628: what is wrong with the token; the failure itself would follow
         raise ValueError(f"the broker does not take the token: {answer!r}")
 
