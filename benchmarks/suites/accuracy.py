@@ -70,7 +70,7 @@ class Plan:
 
 
 QUICK = Plan((0.1, 1.0), (8,), warmup_s=6.0, seconds=6.0, halved_s=0.0, doubled_s=0.0, window_num=3)
-"""For `make test`: does it work; too short for two percent."""
+"""To see whether it works; too short for two percent."""
 
 
 @dataclass

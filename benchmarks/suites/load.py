@@ -61,7 +61,7 @@ class Plan:
 
 
 QUICK = Plan(300, 1, 4.0, write_bytes_per_s=150_000, read_bytes_per_s=1_000_000, window_num=3)
-"""For `make test`."""
+"""To see whether it works."""
 
 
 @dataclass
