@@ -84,7 +84,7 @@ def sidecars_of_a_fleet(
     """A sidecar for each, some of which share their limits."""
     found = []
     for shares in in_fleet:
-        more = {"fleet": {"default_scope": "fleet", **fleet}} if shares else {}
+        more: dict[str, Any] = {"fleet": {"default_scope": "fleet", **fleet}} if shares else {}
         found.append(stack.enter_context(sidecar(bootstrap, quotas, before=(), log={"format": "json"}, **more)))
     return found
 
