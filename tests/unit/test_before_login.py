@@ -9,30 +9,10 @@ from proxy.core.errors import CloseReason, SessionError
 from proxy.core.session.auth import FREE_VERSIONS, PROBE_VERSION
 from proxy.core.wire.messages import metadata_request
 from quota.entity import Kind
-from tests.support.sasl_tools import (
-    PLAIN_STEPS,
-    SCRAM_STEPS,
-    authenticate,
-    authenticate_response,
-    handshake,
-    handshake_response,
-    log_in,
-)
-from tests.support.session_tools import (
-    API_VERSIONS,
-    METADATA,
-    THREE_WAYS,
-    Cut,
-    from_broker,
-    from_client,
-    identified,
-    identities,
-    ledger,
-    produce,
-    produce_response,
-    request,
-    response,
-)
+from tests.support import sasl_tools as sasl
+from tests.support import session_tools as tools
+from tests.support.sasl_tools import PLAIN_STEPS, authenticate, authenticate_response, handshake, handshake_response
+from tests.support.session_tools import from_broker, from_client, identified, ledger, produce, request, response
 
 BROKERS = {
     1: struct.pack(">iih9sihii", 1, 1, 9, b"localhost", 9092, -1, -1, 0),
@@ -53,10 +33,10 @@ def question(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
 
 
 def takes_requests(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
-    return response(METADATA, version, correlation_id, BROKERS[version])
+    return response(tools.METADATA, version, correlation_id, BROKERS[version])
 
 
-@pytest.mark.parametrize("cut", THREE_WAYS)
+@pytest.mark.parametrize("cut", tools.THREE_WAYS)
 @pytest.mark.parametrize(
     "sent",
     [
@@ -66,12 +46,12 @@ def takes_requests(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
     ],
     ids=["Fetch", "Metadata", "FindCoordinator", "CreateTopics", "unknown", "pipeline", "huge"],
 )
-def test_request_before_login_is_not_charged_nor_forwarded(sent: bytes, cut: Cut) -> None:
+def test_request_before_login_is_not_charged_nor_forwarded(sent: bytes, cut: tools.Cut) -> None:
     of = ledger(produce_rate=1000, fetch_rate=1000, request_percentage=0.001)
     one = identified(of, login_expected=True)
-    first = request(API_VERSIONS, 0, 1, b"")
+    first = request(tools.API_VERSIONS, 0, 1, b"")
     assert from_client(one, first, cut=cut) == first
-    from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 900.0)
+    from_broker(one, response(tools.API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 900.0)
     # Byte by byte it is asked as soon as the header is there. The shell reads nothing further then.
     out, parts = b"", cut(sent)
     while not one.must_wait:
@@ -83,14 +63,14 @@ def test_request_before_login_is_not_charged_nor_forwarded(sent: bytes, cut: Cut
         one.carry_out(one.on_broker_end(1000.0), 1000.0)
     assert (caught.value.reason, caught.value.kind) == (CloseReason.LOGIN_MISSING, None)
     one.close(2000.0)
-    assert identities(of) == set()
+    assert tools.identities(of) == set()
     assert (one.mute_until_ms, one.client_ids, one.user) == (0.0, [], "ANONYMOUS")
     assert sum(one.state.counters.counted.by_api().values()) == 1, "ApiVersions alone"
 
 
-@pytest.mark.parametrize("cut", THREE_WAYS)
+@pytest.mark.parametrize("cut", tools.THREE_WAYS)
 @pytest.mark.parametrize(("acks", "version"), [(-1, 1), (0, 3), (1, 9)])
-def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, version: int, cut: Cut) -> None:
+def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, version: int, cut: tools.Cut) -> None:
     of = ledger(produce_rate=1000, smooth=False)
     one = identified(of, login_expected=True, probe_version=version)
     answer = []
@@ -100,81 +80,70 @@ def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, versi
     while not one.must_wait:
         out += from_client(one, next(parts))
     assert out == question(6, version)
-    assert identities(of) == set()
+    assert tools.identities(of) == set()
     assert from_broker(one, takes_requests(6, version), 10.0) == b"", "the client does not hear of the question"
     assert answer == [NO_LOGIN]
     out = one.taken() + b"".join(from_client(one, part, 20.0) for part in parts)
     assert out == sent
-    assert identities(of) == {("FALLBACK", "c")}
+    assert tools.identities(of) == {("FALLBACK", "c")}
     assert of.account("FALLBACK", "c").meters[Kind.PRODUCE].amount == 30_000
     assert one.mute_until_ms > 20.0
     assert one.client_ids == ["c"]
     if acks:
-        assert from_broker(one, produce_response(7), 30.0) != b""
+        assert from_broker(one, tools.produce_response(7), 30.0) != b""
     # Once is enough.
-    again = request(METADATA, 1, 8, struct.pack(">i", 0))
+    again = request(tools.METADATA, 1, 8, struct.pack(">i", 0))
     assert from_client(one, again, one.mute_until_ms) == again
-
-
-@pytest.mark.parametrize(
-    ("version", "body"),
-    [*NO_BROKERS.items(), *((version, body) for version in BROKERS for body in (b"", b"\0\0", b"\xff" * 4))],
-)
-def test_an_answer_without_brokers_is_no_leave(version: int, body: bytes) -> None:
-    of = ledger()
-    one = identified(of, login_expected=True, probe_version=version)
-    from_client(one, produce(1, 100))
-    with pytest.raises(SessionError) as caught:
-        from_broker(one, response(METADATA, version, 1, body))
-    assert caught.value.reason is CloseReason.LOGIN_MISSING
-    assert identities(of) == set()
 
 
 def test_api_versions_are_free_so_often_and_no_oftener() -> None:
     """Where the broker wants no login it answers any number of them: that is no way around a limit of request time."""
     of = ledger(request_percentage=100.0)
     one = identified(of, login_expected=True)
-    assert from_client(one, request(API_VERSIONS, 99, 0, b"")) == b"", "answered here"
+    assert from_client(one, request(tools.API_VERSIONS, 99, 0, b"")) == b"", "answered here"
     for number in range(FREE_VERSIONS - 1):
-        sent = request(API_VERSIONS, 0, number, b"")
+        sent = request(tools.API_VERSIONS, 0, number, b"")
         assert from_client(one, sent) == sent
-        from_broker(one, response(API_VERSIONS, 0, number, struct.pack(">hi", 0, 0)))
-    assert identities(of) == set()
-    sent = request(API_VERSIONS, 0, 9, b"")
+        from_broker(one, response(tools.API_VERSIONS, 0, number, struct.pack(">hi", 0, 0)))
+    assert tools.identities(of) == set()
+    sent = request(tools.API_VERSIONS, 0, 9, b"")
     assert from_client(one, sent) == question(9)
     from_broker(one, takes_requests(9))
     assert one.taken() == sent
-    assert identities(of) == {("FALLBACK", "c")}
+    assert tools.identities(of) == {("FALLBACK", "c")}
 
 
 LOGIN = handshake("PLAIN"), handshake_response()
 SO_FAR = {
+    "nothing": [],
     "begun": [LOGIN],
     "half done": [
         (handshake("SCRAM-SHA-256"), handshake_response()),
-        (authenticate(SCRAM_STEPS[0][0]), authenticate_response(0, SCRAM_STEPS[0][1])),
+        (authenticate(sasl.SCRAM_STEPS[0][0]), authenticate_response(0, sasl.SCRAM_STEPS[0][1])),
     ],
     # A broker answers ILLEGAL_SASL_STATE then too, and closes a moment later.
     "begun twice": [LOGIN, (handshake("PLAIN", correlation_id=2), handshake_response(34, correlation_id=2))],
     "unsupported": [(handshake("PLAIN"), handshake_response(33))],
     "wrong password": [LOGIN, (authenticate(PLAIN_STEPS[0][0]), authenticate_response(58))],
 }
+NO_LEAVE = [*NO_BROKERS.items(), *((version, body) for version in BROKERS for body in (b"", b"\0\0", b"\xff" * 4))]
 
 
-@pytest.mark.parametrize("login_expected", [False, True])
 @pytest.mark.parametrize("so_far", SO_FAR)
-def test_no_client_is_charged_before_a_login_is_accepted(so_far: str, login_expected: bool) -> None:
-    """The broker has begun a login, so its listener wants one, whatever the sidecar's configuration says."""
-    of = ledger()
-    one = identified(of, login_expected=login_expected)
-    for asked, answered in SO_FAR[so_far]:
-        from_client(one, asked)
-        from_broker(one, answered)
-    assert from_client(one, produce(5, 100_000)) == question(5)
-    with pytest.raises(SessionError) as caught:
-        from_broker(one, response(METADATA, PROBE_VERSION, 5, NO_BROKERS[PROBE_VERSION]))
-    assert caught.value.reason is CloseReason.LOGIN_MISSING
-    assert identities(of) == set()
+@pytest.mark.parametrize(("version", "body"), NO_LEAVE)
+def test_an_answer_without_brokers_is_no_leave(so_far: str, version: int, body: bytes) -> None:
+    """A broker that has begun a login has a listener that wants one, whatever the sidecar's configuration says."""
+    for login_expected in {True, so_far == "nothing"}:
+        of = ledger()
+        one = identified(of, login_expected=login_expected, probe_version=version)
+        for asked, answered in SO_FAR[so_far]:
+            from_client(one, asked)
+            from_broker(one, answered)
+        assert from_client(one, produce(5, 100_000)) == question(5, version)
+        with pytest.raises(SessionError) as caught:
+            from_broker(one, response(tools.METADATA, version, 5, body))
+        assert caught.value.reason is CloseReason.LOGIN_MISSING
+        assert tools.identities(of) == set()
 
 
 def test_a_broker_that_expects_no_login_has_said_so() -> None:
@@ -183,21 +152,21 @@ def test_a_broker_that_expects_no_login_has_said_so() -> None:
     one = identified(of, login_expected=True)
     from_client(one, authenticate(PLAIN_STEPS[0][0]))  # which nobody has begun
     from_broker(one, authenticate_response(34))
-    assert identities(of) == set()
+    assert tools.identities(of) == set()
     from_client(one, handshake("PLAIN"))
     from_broker(one, handshake_response(34))
     assert from_client(one, produce(3, 100)) == produce(3, 100)
-    assert identities(of) == {("FALLBACK", "c")}
+    assert tools.identities(of) == {("FALLBACK", "c")}
 
 
 @pytest.mark.parametrize("version", [-1, 2])
 def test_after_the_login_no_question_is_asked(version: int) -> None:
     of = ledger()
     one = identified(of, login_expected=True)
-    log_in(one, "PLAIN", PLAIN_STEPS, version=version, lifetime_ms=60_000 if version > 0 else 0)
+    sasl.log_in(one, "PLAIN", PLAIN_STEPS, version=version, lifetime_ms=60_000 if version > 0 else 0)
     assert from_client(one, produce(3, 100)) == produce(3, 100)
-    from_broker(one, produce_response(3))
+    from_broker(one, tools.produce_response(3))
     if version > 0:  # and in the middle of another login it is whose it was: the broker decides
-        log_in(one, "PLAIN", ())
+        sasl.log_in(one, "PLAIN", ())
         assert from_client(one, produce(4, 100)) == produce(4, 100)
-    assert identities(of) == {("alice", "c")}
+    assert tools.identities(of) == {("alice", "c")}
