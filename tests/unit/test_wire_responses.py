@@ -187,6 +187,12 @@ def test_other_produce_responses_are_not_plain(version: int) -> None:
         throttle.plain_produce(frame[:end], 0, end, version)  # raises nothing
 
 
+def api_versions(version: int, offered: dict[int, tuple[int, int]], error: int = 0) -> bytes:
+    keys = [{"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in offered.items()]
+    extra = {"throttle_time_ms": 9} if version else {}
+    return answer(apis.API_VERSIONS, version, 6, error_code=error, api_keys=keys, **extra)
+
+
 @pytest.mark.parametrize(
     ("key", "version", "body", "text"),
     [
@@ -204,13 +210,15 @@ def test_other_produce_responses_are_not_plain(version: int) -> None:
         (18, 3, "0000 7f 000300", "."),
         (18, 0, "0000 000003e9" + "0000 0000 0014" * 1001, "declares 1001 APIs"),  # more than there can be
         (0, 10, "00 01 00000000 01 00 01 02 00000001 0261 00000009 0000", "than its declared size"),  # 1, says its tag
+        (18, 6, api_versions(4, {3: (0, 12)}), "."),  # another layout
+        (18, 3, api_versions(3, {3: (50, 60)}), "Metadata from version 50 on"),
     ],
 )
-def test_absurd_lengths_are_malformed(key: int, version: int, body: str, text: str) -> None:
-    frame = wire.framed(struct.pack(">i", 1) + bytes.fromhex(body))
+def test_absurd_lengths_and_unknown_layouts_are_refused(key: int, version: int, body: str | bytes, text: str) -> None:
+    frame = body if isinstance(body, bytes) else wire.framed(struct.pack(">i", 1) + bytes.fromhex(body))
     with pytest.raises(WireError, match=text) as caught:
-        responses.rewrite(key, version, frame, 0, len(frame), shorter)
-    assert caught.value.reason == "response_malformed"
+        responses.rewrite(key, version, frame, 0, len(frame), never if key == 18 else shorter)
+    assert caught.value.reason == ("unsupported_version" if isinstance(body, bytes) else "response_malformed")
 
 
 @pytest.mark.parametrize("version", range(19))
@@ -252,12 +260,6 @@ def test_reads_brokers() -> None:
             responses.read_cluster(version, frame[: frame.rindex(b"kafka") + 3])
 
 
-def api_versions(version: int, offered: dict[int, tuple[int, int]], error: int = 0) -> bytes:
-    keys = [{"api_key": key, "min_version": low, "max_version": high} for key, (low, high) in offered.items()]
-    extra = {"throttle_time_ms": 9} if version else {}
-    return answer(apis.API_VERSIONS, version, 6, error_code=error, api_keys=keys, **extra)
-
-
 @pytest.mark.parametrize("version", range(5))
 def test_newer_versions_of_apis_with_addresses_are_not_offered(version: int) -> None:
     offered = dict.fromkeys(schema.APIS, (0, 90)) | {500: (0, 7)}
@@ -281,14 +283,3 @@ def test_refused_api_versions_has_the_layout_of_version_0(version: int) -> None:
     for buf, end in wire.growing(frame):
         assert not throttle.patch_throttle(buf, 0, end, 18, version, 5)
         assert buf == frame[:end]
-
-
-@pytest.mark.parametrize(
-    ("version", "frame", "text"),
-    [(6, api_versions(4, {3: (0, 12)}), "."), (3, api_versions(3, {3: (50, 60)}), "Metadata from version 50 on")],
-    ids=["layout", "newer"],
-)
-def test_api_versions_of_an_unknown_layout_is_refused(version: int, frame: bytes, text: str) -> None:
-    with pytest.raises(WireError, match=text) as caught:
-        responses.rewrite(18, version, frame, 0, len(frame), never)
-    assert caught.value.reason == "unsupported_version"
