@@ -7,43 +7,22 @@ import pytest
 import trio
 
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.interceptors.intercept import (
-    MAX_INTERCEPTED_BYTES,
-    AdminRequest,
-    Answer,
-    Ask,
-    Forward,
-    Outcome,
-    Reply,
-    Wait,
-)
-from quota.ledger import Ledger
+from proxy.core.interceptors import intercept
+from proxy.core.interceptors.intercept import AdminRequest, Answer, Ask, Forward, Outcome, Reply, Wait
+from proxy.core.wire.apis import METADATA
+from tests.support import session_tools as tools
 from tests.support.scripted_broker import answer, connect, exchange, frame_api, read_frame, through, until
-from tests.support.session_tools import (
-    METADATA,
-    THREE_WAYS,
-    Cut,
-    Driven,
-    Scripted,
-    from_broker,
-    from_client,
-    ledger,
-    produce,
-    produce_response,
-    request,
-    response,
-    session,
-)
+from tests.support.session_tools import from_broker, from_client, produce, produce_response, request, response, session
 
 CREATE_TOPICS = 19
 VERSION = 7
 """Flexible: headers have tagged fields; throttle_time_ms comes first in the response's body."""
 
-three_ways = pytest.mark.parametrize("cut", THREE_WAYS)
+three_ways = pytest.mark.parametrize("cut", tools.THREE_WAYS)
 
 
-def judged_by(handler: Scripted, of: Ledger | None = None) -> Driven:
-    return session(of or ledger(), interceptors={CREATE_TOPICS: handler})
+def judged_by(handler: tools.Scripted) -> tools.Driven:
+    return session(tools.ledger(), interceptors={CREATE_TOPICS: handler})
 
 
 def create(correlation_id: int, body: bytes = b"topics", client_id: str = "c") -> bytes:
@@ -55,8 +34,8 @@ def created(correlation_id: int, throttle_ms: int = 0, rest: bytes = b"results")
 
 
 @three_ways
-def test_handler_gets_whole_request_and_may_let_it_pass(cut: Cut) -> None:
-    handler = Scripted(lambda request, now_ms: Forward())
+def test_handler_gets_whole_request_and_may_let_it_pass(cut: tools.Cut) -> None:
+    handler = tools.Scripted(lambda request, now_ms: Forward())
     one = judged_by(handler)
     newer = request(CREATE_TOPICS, 99, 3, b"whatever")  # passes by, and is not judged
     asked = create(1) + produce(2, 90)
@@ -68,12 +47,12 @@ def test_handler_gets_whole_request_and_may_let_it_pass(cut: Cut) -> None:
 
 
 @three_ways
-def test_handler_replaces_messages_and_larger_throttle_is_told(cut: Cut) -> None:
+def test_handler_replaces_messages_and_larger_throttle_is_told(cut: tools.Cut) -> None:
     def on_response(body: bytes, now_ms: float) -> Reply:
         assert (body, now_ms) == (struct.pack(">i", 40) + b"results", 10.0)
         return Reply(struct.pack(">i", 0) + b"merged")
 
-    one = judged_by(Scripted(lambda request, now_ms: Forward(b"fewer", on_response, delay_ms=30)))
+    one = judged_by(tools.Scripted(lambda request, now_ms: Forward(b"fewer", on_response, delay_ms=30)))
     assert from_client(one, create(1), 0.0, cut) == create(1, b"fewer")
     assert one.mute_until_ms == 30.0
     # 20 ms are left of ours, the broker says 40: 40 it is.
@@ -81,8 +60,8 @@ def test_handler_replaces_messages_and_larger_throttle_is_told(cut: Cut) -> None
 
 
 @three_ways
-def test_an_answer_made_here_waits_for_its_turn(cut: Cut) -> None:
-    one = judged_by(Scripted(lambda request, now_ms: Answer(struct.pack(">i", 0) + b"refused", delay_ms=250)))
+def test_an_answer_made_here_waits_for_its_turn(cut: tools.Cut) -> None:
+    one = judged_by(tools.Scripted(lambda request, now_ms: Answer(struct.pack(">i", 0) + b"refused", delay_ms=250)))
     requests = produce(1, 90) + create(2)
     assert from_client(one, requests, 0.0, cut) == produce(1, 90)
     assert one.mute_until_ms == 250.0
@@ -96,8 +75,8 @@ def asking(request: AdminRequest, now_ms: float) -> Outcome:
 
 
 @three_ways
-def test_what_a_handler_asks_is_never_seen_by_the_client(cut: Cut) -> None:
-    one = judged_by(Scripted(asking))
+def test_what_a_handler_asks_is_never_seen_by_the_client(cut: tools.Cut) -> None:
+    one = judged_by(tools.Scripted(asking))
     assert from_client(one, produce(1, 90) + create(2), cut=cut) == produce(1, 90) + request(METADATA, 12, 2, b"which?")
     assert one.must_wait
     assert not one.client_at_boundary
@@ -111,15 +90,15 @@ def test_what_a_handler_asks_is_never_seen_by_the_client(cut: Cut) -> None:
 
 
 def test_oversized_message_ends_connection_before_it_is_kept() -> None:
-    handler = Scripted(lambda request, now_ms: Forward(None, lambda body, now_ms: Reply()))
-    large = create(1, b"t" * MAX_INTERCEPTED_BYTES)
+    handler = tools.Scripted(lambda request, now_ms: Forward(None, lambda body, now_ms: Reply()))
+    large = create(1, b"t" * intercept.MAX_INTERCEPTED_BYTES)
     with pytest.raises(SessionError, match=f"CreateTopics request of {len(large) - 4} bytes") as caught:
         from_client(judged_by(handler), large[:1000])
     assert (caught.value.reason, caught.value.kind) == (CloseReason.CLIENT_MALFORMED, "request_too_large")
     one = judged_by(handler)
     from_client(one, create(1))
     with pytest.raises(SessionError, match="CreateTopics v7 response") as caught:
-        from_broker(one, created(1, 0, b"t" * MAX_INTERCEPTED_BYTES)[:1000])
+        from_broker(one, created(1, 0, b"t" * intercept.MAX_INTERCEPTED_BYTES)[:1000])
     assert caught.value.reason is CloseReason.BROKER_MALFORMED
 
 
@@ -134,7 +113,7 @@ async def test_later_requests_wait_for_what_was_asked() -> None:
         else:
             await answer(stream, frame)
 
-    handler = Scripted(lambda request, now_ms: Ask(METADATA, 12, b"?", lambda body, now_ms: Forward(body[4:])))
+    handler = tools.Scripted(lambda request, now_ms: Ask(METADATA, 12, b"?", lambda body, now_ms: Forward(body[4:])))
     async with through(serve, interceptors={CREATE_TOPICS: handler}) as (proxy, broker, _):
         client = await connect(proxy, create(1) + produce(2, 80))
         assert await read_frame(client) == created(1)
@@ -150,7 +129,7 @@ async def test_later_requests_wait_for_what_was_asked() -> None:
 
 async def test_interceptor_wait_stops_its_own_connection_only() -> None:
     decide: list[Callable[[Outcome], None]] = []
-    handler = Scripted(lambda request, now_ms: Wait(decide.append))
+    handler = tools.Scripted(lambda request, now_ms: Wait(decide.append))
     async with through(answer, interceptors={CREATE_TOPICS: handler}) as (proxy, broker, _):
         waiting, other, gone = await connect(proxy), await connect(proxy), await connect(proxy)
         await gone.send_all(create(1))

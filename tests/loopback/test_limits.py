@@ -17,8 +17,8 @@ from proxy.core.session.sizes import SizeLimits
 from proxy.core.wire.primitives import uvarint
 from proxy.net.listen.server import Proxy
 from proxy.net.settings import StallLimits
-from tests.support.scripted_broker import answer, closed_reason, connect, exchange, frame_api, never_answer, read_frame
-from tests.support.scripted_broker import through, until
+from tests.support import scripted_broker as scripted
+from tests.support.scripted_broker import answer, closed_reason, connect, exchange, read_frame, through, until
 from tests.support.session_tools import API_VERSIONS, METADATA, metadata_response, produce, produce_response, request
 
 QUICK = StallLimits(pre_auth_timeout_s=60.0, stall_timeout_s=0.5, min_bytes_per_s=1000.0)
@@ -73,7 +73,7 @@ def size_and_id(size: int, correlation_id: int = 7) -> bytes:
 
 def evil(said: bytes, *, api_key: int = EVIL, close: bool = False) -> Callable[..., Awaitable[None]]:
     async def handler(stream: trio.SocketStream, frame: bytes) -> None:
-        if frame_api(frame) != api_key:
+        if scripted.frame_api(frame) != api_key:
             await answer(stream, frame)
             return
         await stream.send_all(said)
@@ -139,8 +139,8 @@ SAID = {
 @pytest.mark.parametrize("kind", SAID)
 async def test_what_cannot_be_ends_its_connection_alone(kind: str) -> None:
     said = SAID[kind]
-    handler = evil(said.data, api_key=frame_api(said.asked)) if said.data else answer
-    seen_at_once = frame_api(said.asked) == EVIL and said.sizes is not SIZES
+    handler = evil(said.data, api_key=scripted.frame_api(said.asked)) if said.data else answer
+    seen_at_once = scripted.frame_api(said.asked) == EVIL and said.sizes is not SIZES
     async with through(handler, sizes=said.sizes) as (proxy, broker, _):
         client = await connect(proxy, said.asked)
         result = await ends(client)
@@ -193,7 +193,7 @@ async def test_a_response_that_does_not_end(api_key: int, size: int, piece: int,
 
     async def without_end(stream: trio.SocketStream, frame: bytes) -> None:
         nonlocal sent
-        if frame_api(frame) != api_key:
+        if scripted.frame_api(frame) != api_key:
             await answer(stream, frame)
             return
         await stream.send_all(size_and_id(size))
@@ -269,7 +269,7 @@ async def test_a_mute_without_a_descriptor_to_watch_the_client_with() -> None:
 
 
 async def test_requests_beyond_the_in_flight_limit_wait() -> None:
-    async with through(never_answer, max_in_flight=5, drain_timeout_s=0.2) as (proxy, broker, _):
+    async with through(scripted.never_answer, max_in_flight=5, drain_timeout_s=0.2) as (proxy, broker, _):
         await connect(proxy, b"".join(produce(number, 100) for number in range(20)))
         await until(lambda: len(broker.received) == 5)
         await trio.sleep(0.2)

@@ -20,15 +20,9 @@ from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import ANONYMOUS, DEFAULT
 from quota.ledger import Ledger
 from quota.table import QuotaTable
+from tests.support import sasl_tools as sasl
 from tests.support.certificates import Authority
-from tests.support.sasl_tools import (
-    SASL_AUTHENTICATE,
-    SASL_HANDSHAKE,
-    authenticate,
-    authenticate_response,
-    handshake,
-    handshake_response,
-)
+from tests.support.sasl_tools import authenticate, authenticate_response, handshake, handshake_response
 from tests.support.scripted_broker import Handler, answer, exchange, frame_api, through, until
 from tests.support.session_tools import FETCH, PRODUCE, produce, request
 
@@ -52,7 +46,7 @@ async def garbage(stream: trio.SocketStream, _: bytes) -> None:
 
 
 async def accepts_any_login(stream: trio.SocketStream, frame: bytes) -> None:
-    replies = {SASL_HANDSHAKE: handshake_response(), SASL_AUTHENTICATE: authenticate_response()}
+    replies = {sasl.SASL_HANDSHAKE: handshake_response(), sasl.SASL_AUTHENTICATE: authenticate_response()}
     await stream.send_all(replies[frame_api(frame)])
 
 

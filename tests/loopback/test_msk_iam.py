@@ -12,15 +12,8 @@ import pytest
 from kafka.net.sasl.msk import AwsMskIamClient
 
 from proxy.core.auth.identity import IdentityPolicy
-from tests.support.sasl_tools import (
-    SASL_AUTHENTICATE,
-    SASL_HANDSHAKE,
-    authenticate,
-    authenticate_response,
-    bearer,
-    handshake,
-    handshake_response,
-)
+from tests.support import sasl_tools as sasl
+from tests.support.sasl_tools import authenticate, authenticate_response, handshake, handshake_response
 from tests.support.scripted_broker import connect, exchange, frame_api, read_frame, through
 
 BROKER, SIDECAR = "b-1.example.kafka.eu-central-1.amazonaws.com", "127.0.0.1"
@@ -39,10 +32,10 @@ def signed_for_this_broker(message: bytes) -> bool:
 
 
 async def broker(stream: Any, frame: bytes) -> None:
-    if frame_api(frame) == SASL_HANDSHAKE:
+    if frame_api(frame) == sasl.SASL_HANDSHAKE:
         await stream.send_all(handshake_response())
         return
-    assert frame_api(frame) == SASL_AUTHENTICATE
+    assert frame_api(frame) == sasl.SASL_AUTHENTICATE
     if TOKEN.encode() in frame:
         await stream.send_all(authenticate_response())
         return
@@ -60,7 +53,7 @@ async def broker(stream: Any, frame: bytes) -> None:
     ],
 )
 async def test_iam_login_through_the_sidecar(mechanism: str, host: str, accepted: bool) -> None:
-    message = AwsMskIamClient(host, **KEYS).first_message() if mechanism == "AWS_MSK_IAM" else bearer(TOKEN)
+    message = AwsMskIamClient(host, **KEYS).first_message() if mechanism == "AWS_MSK_IAM" else sasl.bearer(TOKEN)
     async with through(broker, identity=IdentityPolicy(("sasl",), unknown_user="iam")) as (proxy, asked, _):
         client = await connect(proxy, handshake(mechanism))
         assert await read_frame(client) == handshake_response()

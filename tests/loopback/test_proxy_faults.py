@@ -14,48 +14,37 @@ from proxy.net.listen import cluster_brokers, sweeper
 from proxy.net.listen.server import Proxy
 from proxy.net.listen.sweeper import PORTION
 from proxy.net.settings import ProxySettings
+from proxy.net.upstream import resolver
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.lab.kafka.ports import free_ports
-from tests.support.scripted_broker import (
-    LIMIT_S,
-    ScriptedBroker,
-    answer,
-    closed_reason,
-    connect,
-    flood_reader,
-    limited,
-    never_answer,
-    proxy_before,
-    read_frame,
-    through,
-    until,
-)
+from tests.support import scripted_broker as scripted
+from tests.support.scripted_broker import ScriptedBroker, answer, connect, limited, proxy_before, read_frame, until
 from tests.support.session_tools import produce, produce_response
 
 
-@pytest.mark.parametrize("handler", [never_answer, flood_reader])
+@pytest.mark.parametrize("handler", [scripted.never_answer, scripted.flood_reader])
 async def test_client_leaving_silent_broker_leaves_nothing_behind(handler: Any) -> None:
-    async with through(handler, drain_timeout_s=0.3, connections_max_idle_s=3600.0) as (proxy, broker, _):
+    async with scripted.through(handler, drain_timeout_s=0.3, connections_max_idle_s=3600.0) as (proxy, broker, _):
         client = await connect(proxy, produce(1, 100))
         await until(lambda: broker.received or broker.streams)
         await trio.sleep(1.0)
         assert not proxy.counters.connections.closed, "as long as the client waits, so do we"
         await client.aclose()
-        await closed_reason(proxy, "broker_silent")
+        await scripted.closed_reason(proxy, "broker_silent")
         assert not list(proxy.each_connection())
 
 
 async def test_takes_muted_client_that_left_at_its_time() -> None:
     """acks=0 and gone: what it has sent is for the broker all the same, after a mute much longer than any timeout."""
     settings = {"drain_timeout_s": 0.2, "connections_max_idle_s": 3600.0, "quota": 100.0}
-    async with through(never_answer, **settings) as (proxy, broker, _):
+    async with scripted.through(scripted.never_answer, **settings) as (proxy, broker, _):
         client = await connect(proxy)
         # Muted: (1200 - 100 B/s * 10 s) / 100 B/s = 2 s and a little.
         await client.send_all(produce(1, 1200, acks=0) + produce(2, 50, acks=0))
         await client.aclose()
         await until(lambda: len(broker.received) == 2)
-        await closed_reason(proxy, "client_closed")
+        await scripted.closed_reason(proxy, "client_closed")
 
 
 async def ask(port: int) -> bytes | None:
@@ -64,7 +53,7 @@ async def ask(port: int) -> bytes | None:
         return await read_frame(stream)
 
 
-async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
+async def test_when_no_bootstrap_server_answers_known_brokers_do(monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[bytes, int] = {}
 
     def look_up(host: bytes, port: int, *_rest: Any) -> list[Any]:
@@ -72,28 +61,23 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do() -> None:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", names[host]))]
 
-    from proxy.net.upstream import resolver
-
     broker = ScriptedBroker(answer)
-    with trio.fail_after(LIMIT_S), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resolver.Resolver.__init__, "__defaults__", (look_up,))
-        patch.setattr(cluster_brokers, "REFRESH_S", 0.1)
-        async with trio.open_nursery() as nursery:
-            await broker.listen(nursery)
-            names[b"kafka.example"] = broker.node_port
-            proxy = proxy_before(("kafka.example", 9092))
-            await nursery.start(proxy.serve)
-            await until(lambda: proxy.cluster.reached)
-            assert await ask(proxy.port) == produce_response(1)
-            names.clear()  # the name is gone; broker 1 named itself by its address
-            assert await ask(proxy.port) == produce_response(1)
-            failures = proxy.counters.upstream_connect_failures
-            assert failures == 1
-            assert await ask(proxy.port) == produce_response(1)
-            assert proxy.counters.upstream_connect_failures == failures, "what worked last time is tried first"
-            await trio.sleep(0.5)
-            assert proxy.cluster.reached, proxy.cluster.last_error
-            nursery.cancel_scope.cancel()
+    monkeypatch.setattr(resolver.Resolver.__init__, "__defaults__", (look_up,))
+    monkeypatch.setattr(cluster_brokers, "REFRESH_S", 0.1)
+    async with limited() as nursery:
+        await broker.listen(nursery)
+        names[b"kafka.example"] = broker.node_port
+        proxy = proxy_before(("kafka.example", 9092))
+        await nursery.start(proxy.serve)
+        await until(lambda: proxy.cluster.reached)
+        assert await ask(proxy.port) == produce_response(1)
+        names.clear()  # the name is gone; broker 1 named itself by its address
+        assert await ask(proxy.port) == produce_response(1)
+        assert proxy.counters.upstream_connect_failures == 1
+        assert await ask(proxy.port) == produce_response(1)
+        assert proxy.counters.upstream_connect_failures == 1, "what worked last time is tried first"
+        await trio.sleep(0.5)
+        assert proxy.cluster.reached, proxy.cluster.last_error
 
 
 async def test_keeps_asking_a_cluster_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +126,7 @@ async def test_looks_for_moved_broker_as_soon_as_it_is_missed(monkeypatch: pytes
 
 async def test_connections_that_end_during_a_sweep_harm_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with half a request, so that the kernel is asked what has come on its socket, which is closed by then."""
-    async with through(answer) as (proxy, _, _):
+    async with scripted.through(answer) as (proxy, _, _):
         clients = [await connect(proxy) for _ in range(2 * PORTION)]
         for client in clients:
             await client.send_all(produce(1, 100)[:50])
@@ -182,7 +166,7 @@ async def test_leaves_a_bootstrap_server_that_never_answers(monkeypatch: pytest.
             await until(lambda: proxy.cluster.reached)
             assert await ask(proxy.port) == produce_response(1)
             assert (len(first.received), len(second.received)) == (1, 0)
-            first.handler = never_answer  # it is stopped as well
+            first.handler = scripted.never_answer  # it is stopped as well
             monkeypatch.setattr(first, "versions", lambda _frame: b"")
             await until(lambda: second.accepted >= 2)  # asked twice, so the first answer has been read
             assert await ask(proxy.port) == produce_response(1)

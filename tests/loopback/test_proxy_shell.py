@@ -2,16 +2,21 @@
 
 import errno
 import os
+import random
 import socket
 import struct
+import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
+from proxy.core.wire import requests
 from proxy.core.wire.responses import read_cluster
 from proxy.net.io import host
 from proxy.net.io.loop import EventLoop
@@ -20,19 +25,12 @@ from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
 from quota.entity import ANONYMOUS, Kind
 from quota.ledger import Ledger
 from quota.table import QuotaTable
-from tests.support.scripted_broker import (
-    answer,
-    closed_reason,
-    connect,
-    exchange,
-    flood_reader,
-    frame_api,
-    never_answer,
-    read_frame,
-    through,
-    until,
-)
+from tests.support import scripted_broker as scripted
+from tests.support.scripted_broker import answer, closed_reason, connect, exchange, read_frame, through, until
 from tests.support.session_tools import METADATA, metadata_response, produce, produce_response, request, response
+
+RATE = 1000
+UNKNOWN_API = 999
 
 
 async def test_drain_refuses_new_clients_and_finishes_requests() -> None:
@@ -99,6 +97,20 @@ async def test_large_frames_pass_whole(pipes: bool, monkeypatch: pytest.MonkeyPa
         assert proxy.pipes_open <= 2  # pooled, not one for each frame
 
 
+async def test_requests_reach_a_slow_broker_as_they_were_sent() -> None:
+    """Bytes in a pipe come before whatever is read next, however few they are when the sink takes no more."""
+    first, *others = (produce(number, 100_001) for number in range(150))
+    rest, got, dice = b"".join(others), bytearray(), random.Random(1)
+    async with through(scripted.flood_reader, splice_min_bytes=32_768, drain_timeout_s=0.1) as (proxy, broker, nursery):
+        client = await connect(proxy, first)
+        await until(lambda: broker.streams)
+        broker.streams[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        nursery.start_soon(client.send_all, rest)
+        while len(got) < len(rest):
+            got += await broker.streams[0].receive_some(dice.randrange(1, 30_000))
+        assert got == rest
+
+
 async def stalled(write: Callable[[bytes], Awaitable[None]]) -> int:
     taken = 0
     chunk = b"x" * 65_536
@@ -121,7 +133,7 @@ async def test_back_pressure_goes_both_ways() -> None:
     taken: list[int] = []
 
     async def flood(stream: trio.SocketStream, frame: bytes) -> None:
-        if frame_api(frame) == 999:
+        if scripted.frame_api(frame) == 999:
             await stream.send_all(struct.pack(">ii", 200_000_000, int.from_bytes(frame[8:12], "big")))
             taken.append(await stalled(stream.send_all))
         else:
@@ -192,7 +204,7 @@ async def test_asks_in_a_version_that_the_broker_has(versions: tuple[int, int]) 
 
 async def test_request_in_pieces_reaches_the_broker_at_once() -> None:
     """As Java's TLS clients write it. The kernel keeps the pieces (MSG_MORE)."""
-    async with through(flood_reader, drain_timeout_s=0.1) as (proxy, broker, _):
+    async with through(scripted.flood_reader, drain_timeout_s=0.1) as (proxy, broker, _):
         client = await connect(proxy, produce(1, 100))
         await until(lambda: broker.streams)
         frame = produce(2, 16_384)
@@ -248,7 +260,7 @@ def test_both_families_are_ipv4_where_there_is_no_ipv6(monkeypatch: pytest.Monke
 
 async def test_brokers_may_change_during_a_drain() -> None:
     """Listeners are closed then, and none is opened: the drain goes on."""
-    async with through(never_answer, drain_timeout_s=3) as (proxy, broker, _):
+    async with through(scripted.never_answer, drain_timeout_s=3) as (proxy, broker, _):
         await connect(proxy, produce(1, 100))
         await until(lambda: broker.received and proxy.cluster.reached)
         proxy.drain()
@@ -277,3 +289,70 @@ async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
             nodes, _ = read_cluster(1, frame)
             assert [node.node_id for node in nodes] == list(range(1, count + 1))
             assert {node.port for node in nodes} == {local for *_, local in proxy.cluster.all()} - {None}
+
+
+async def test_the_same_memory_after_many_requests() -> None:
+    async with through(answer) as (proxy, broker, _):
+        client = await connect(proxy)
+
+        async def ask(count: int) -> None:
+            for number in range(count):
+                assert await exchange(client, produce(number, 200)) == produce_response(number)
+            broker.received.clear()
+
+        await ask(500)
+        before = sys.getallocatedblocks()
+        await ask(2000)
+        assert sys.getallocatedblocks() - before < 500
+
+
+DELAYS_MS = {"a": 10, "b": 30, "c": 30, "d": 20}
+
+
+def client_id(frame: bytes) -> str:
+    header = requests.parse_request_header(memoryview(frame), 0, len(frame), 1 << 20)
+    assert header is not None
+    return header.client_id
+
+
+async def test_four_connections_come_back_each_at_its_own_deadline(mock_clock: MockClock) -> None:
+    """F1: delays of 10, 30, 30 and 20 ms: four are muted, then three, two, none, and none stays behind."""
+    async with through(answer, quota=RATE) as (proxy, broker, _):
+        for name, delay_ms in DELAYS_MS.items():
+            client = await connect(proxy)
+            # 10 000 + d bytes in the first window of 10 s: ((10 000 + d) / 10 - 1000) / 1000 * 10 000 = d ms
+            await client.send_all(produce(1, 10_000 + delay_ms, client_id=name))
+            await client.send_all(request(UNKNOWN_API, 0, 2, b"", client_id=name))  # under no quota of bytes
+            first = await read_frame(client)
+            assert first == produce_response(1, throttle_ms=delay_ms)  # answered at once, with its own delay
+        counters = proxy.counters
+        await scripted.really(lambda: counters.connections.muted == 4)
+        passed = [client_id(frame) for frame in broker.received]
+        assert passed == ["a", "b", "c", "d"]  # the second requests wait unread
+
+        def settled(muted: int, requests: int) -> bool:
+            return counters.connections.muted <= muted and len(broker.received) >= requests
+
+        steps: list[tuple[float, int, set[str]]] = [(9.5, 4, set()), (1, 3, {"a"}), (10, 2, {"d"}), (10, 0, {"b", "c"})]
+        for step_ms, still_muted, released in steps:
+            before = len(broker.received)
+            mock_clock.jump(step_ms / 1000)
+            await scripted.really(partial(settled, still_muted, before + len(released)))
+            assert {client_id(frame) for frame in broker.received[before:]} == released
+        assert counters.connections.muted == 0
+        mock_clock.rate = 1.0
+
+
+@pytest.mark.parametrize(("acks", "watched"), [(1, 1), (0, 0)])
+async def test_mute_is_ignored_only_after_its_announcement(acks: int, watched: int) -> None:
+    """A mute of 1 s, in whose second half more comes. Without an answer (acks=0) the client cannot know of it."""
+    for _attempt in range(5):  # a look that comes late on a busy machine does not count
+        async with through(answer if acks else scripted.never_answer, quota=RATE) as (proxy, _broker, _):
+            client = await connect(proxy, produce(1, 11_000, acks=acks))
+            await trio.sleep(0.7)
+            await client.send_all(request(UNKNOWN_API, 0, 2, b""))
+            await scripted.really(lambda: proxy.counters.requests.get(-1) == 1)  # read after the mute
+            seen = [(one.mutes, one.ignored) for one in proxy.counters.libraries]
+        if len(seen) == watched:
+            break
+    assert seen == [(1, 1)] * watched

@@ -30,17 +30,9 @@ from proxy.net.listen.server import Proxy
 from proxy.net.tls.certificates import in_pem, valid_s
 from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls, TlsFilesError
 from proxy.net.tls.principal import PrincipalRules
+from tests.support import scripted_broker as scripted
 from tests.support.certificates import Authority, Issued
-from tests.support.scripted_broker import (
-    answer,
-    background,
-    closed_reason,
-    exchange,
-    never_answer,
-    read_frame,
-    through,
-    until,
-)
+from tests.support.scripted_broker import answer, closed_reason, exchange, read_frame, through, until
 from tests.support.session_tools import produce, produce_response
 from tests.support.tls_proxies import broker_context, client_context
 
@@ -233,7 +225,7 @@ async def test_silent_handshakes_take_room_and_a_drain_ends_all(issuer: Authorit
 
 async def test_a_muted_client_that_goes_is_noticed(issuer: Authority, tls: ServerTls) -> None:
     """And what it sent before is taken; its goodbye alone, unread in the socket, is no reason to wait."""
-    async with through(never_answer, quota=50_000, listen_tls=tls) as (proxy, broker, _):
+    async with through(scripted.never_answer, quota=50_000, listen_tls=tls) as (proxy, broker, _):
         async with secured(proxy, client_context(issuer)) as client:
             await client.send_all(produce(1, 580_000, acks=0))  # a little over what the window has
             await until(lambda: proxy.counters.connections.muted == 1)
@@ -349,7 +341,7 @@ async def test_follower_loads_a_certificate_when_it_becomes_valid(issuer: Author
     follower = Follower([files])
     put(issuer.issue("soon", "localhost", begins=datetime.now(UTC) + timedelta(seconds=5)), tmp_path)
     with trio.fail_after(40):
-        async with background(follower.run):
+        async with scripted.background(follower.run):
             await until(lambda: files.failures)
             assert "is not valid before 20" in str(files.last_error)
             assert (tls.context, files.successful) == (before, False)

@@ -7,6 +7,7 @@ import pytest
 from proxy.core.auth.sasl import NO_LOGIN
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.session.auth import FREE_VERSIONS, PROBE_VERSION
+from proxy.core.wire.apis import API_VERSIONS, METADATA
 from proxy.core.wire.messages import metadata_request
 from quota.entity import Kind
 from tests.support import sasl_tools as sasl
@@ -33,7 +34,7 @@ def question(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
 
 
 def takes_requests(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
-    return response(tools.METADATA, version, correlation_id, BROKERS[version])
+    return response(METADATA, version, correlation_id, BROKERS[version])
 
 
 @pytest.mark.parametrize("cut", tools.THREE_WAYS)
@@ -49,9 +50,9 @@ def takes_requests(correlation_id: int, version: int = PROBE_VERSION) -> bytes:
 def test_request_before_login_is_not_charged_nor_forwarded(sent: bytes, cut: tools.Cut) -> None:
     of = ledger(produce_rate=1000, fetch_rate=1000, request_percentage=0.001)
     one = identified(of, login_expected=True)
-    first = request(tools.API_VERSIONS, 0, 1, b"")
+    first = request(API_VERSIONS, 0, 1, b"")
     assert from_client(one, first, cut=cut) == first
-    from_broker(one, response(tools.API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 900.0)
+    from_broker(one, response(API_VERSIONS, 0, 1, struct.pack(">hi", 0, 0)), 900.0)
     # Byte by byte it is asked as soon as the header is there. The shell reads nothing further then.
     out, parts = b"", cut(sent)
     while not one.must_wait:
@@ -92,7 +93,7 @@ def test_where_the_broker_takes_requests_they_are_judged_as_any(acks: int, versi
     if acks:
         assert from_broker(one, tools.produce_response(7), 30.0) != b""
     # Once is enough.
-    again = request(tools.METADATA, 1, 8, struct.pack(">i", 0))
+    again = request(METADATA, 1, 8, struct.pack(">i", 0))
     assert from_client(one, again, one.mute_until_ms) == again
 
 
@@ -100,13 +101,13 @@ def test_api_versions_are_free_so_often_and_no_oftener() -> None:
     """Where the broker wants no login it answers any number of them: that is no way around a limit of request time."""
     of = ledger(request_percentage=100.0)
     one = identified(of, login_expected=True)
-    assert from_client(one, request(tools.API_VERSIONS, 99, 0, b"")) == b"", "answered here"
+    assert from_client(one, request(API_VERSIONS, 99, 0, b"")) == b"", "answered here"
     for number in range(FREE_VERSIONS - 1):
-        sent = request(tools.API_VERSIONS, 0, number, b"")
+        sent = request(API_VERSIONS, 0, number, b"")
         assert from_client(one, sent) == sent
-        from_broker(one, response(tools.API_VERSIONS, 0, number, struct.pack(">hi", 0, 0)))
+        from_broker(one, response(API_VERSIONS, 0, number, struct.pack(">hi", 0, 0)))
     assert tools.identities(of) == set()
-    sent = request(tools.API_VERSIONS, 0, 9, b"")
+    sent = request(API_VERSIONS, 0, 9, b"")
     assert from_client(one, sent) == question(9)
     from_broker(one, takes_requests(9))
     assert one.taken() == sent
@@ -141,7 +142,7 @@ def test_an_answer_without_brokers_is_no_leave(so_far: str, version: int, body: 
             from_broker(one, answered)
         assert from_client(one, produce(5, 100_000)) == question(5, version)
         with pytest.raises(SessionError) as caught:
-            from_broker(one, response(tools.METADATA, version, 5, body))
+            from_broker(one, response(METADATA, version, 5, body))
         assert caught.value.reason is CloseReason.LOGIN_MISSING
         assert tools.identities(of) == set()
 
