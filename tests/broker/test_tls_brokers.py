@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID as Oid
 from proxy.core.wire.messages import framed, request_header
 from proxy.net.tls import channel
 from proxy.net.tls.certificates import in_pem, subject
-from proxy.net.tls.contexts import ClientTls, KeyPair
+from proxy.net.tls.contexts import ClientTls
 from proxy.net.tls.principal import NoRuleError, PrincipalRules
 from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
 from tests.broker.test_connection_limits import API_VERSIONS_0
@@ -238,7 +238,7 @@ def test_a_broker_that_is_not_believed_or_does_not_believe_us(
     """The error that readiness shows and the log has, in the words of the one who refuses."""
     stranger = Authority(tmp_path_factory.mktemp("stranger"))
     expired = authority.issue("expired", common_name="kquota", expired=True)
-    pair = KeyPair(expired.chain, expired.key)
+    pair = expired.pair
     cases = [
         ("SSL", ClientTls(authorities=stranger.certificate), "is upstream.tls.ca_file its authority?"),
         ("SSL", ClientTls(authorities=authority.certificate, server_name="elsewhere.example"), "server_name can name"),

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.app.sources import follow
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, Issued
 
 
 @pytest.fixture
@@ -16,6 +16,11 @@ def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def issuer(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("issuer"))
+
+
+@pytest.fixture(scope="module")
+def host(issuer: Authority) -> Issued:
+    return issuer.issue("host", "127.0.0.1", "localhost", common_name="kquota")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from proxy.net.settings import StallLimits
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.ledger import Ledger
 from quota.table import QuotaTable
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, Issued
 from tests.support.proxy_headers import CLIENT, LOCAL, v1, v2
 from tests.support.scripted_broker import answer, connect, exchange, read_frame, through, until
 from tests.support.session_tools import produce, produce_response
@@ -55,8 +55,7 @@ async def test_client_is_the_one_of_the_header(header: bytes) -> None:
 
 
 @pytest.mark.usefixtures("tls_by")
-async def test_tls_begins_after_the_header(issuer: Authority) -> None:
-    host = issuer.issue("host", "127.0.0.1", "localhost", common_name="kquota")
+async def test_tls_begins_after_the_header(issuer: Authority, host: Issued) -> None:
     async with behind(**tls_on(issuer, host, by_client=True, by_broker=False)) as proxy:
         plain = await connect(proxy)
         await plain.send_all(v2())

@@ -31,7 +31,7 @@ from proxy.net.tls.contexts import KeyPair, ServerTls, TlsFilesError
 from proxy.net.upstream.credentials import Credentials, LoginError
 from quota.entity import Kind
 from quota.table import QuotaTable
-from tests.support.certificates import Authority, Issued
+from tests.support.certificates import Issued
 from tests.support.hostile_files import KINDS, put, put_file, take_away
 from tests.support.scripted_broker import background, until
 from tests.support.tls_pairs import done_by
@@ -196,29 +196,24 @@ READERS: dict[str, tuple[Callable[[Path, Issued], object], str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def issued(issuer: Authority) -> Issued:
-    return issuer.issue("host", "localhost", common_name="kquota")
-
-
 @pytest.mark.parametrize("reader", READERS)
-def test_readers_name_the_file_and_the_reason(reader: str, tmp_path: Path, issued: Issued) -> None:
+def test_readers_name_the_file_and_the_reason(reader: str, tmp_path: Path, host: Issued) -> None:
     path = tmp_path / "namespace"
     reason = put("FIFO", path)
     read, said = READERS[reader]
     with pytest.raises((ConfigError, LoginError, TlsFilesError, OSError)) as error:
-        read(path, issued)
+        read(path, host)
     assert said.format(path=path) in str(error.value)
     assert reason in str(error.value)
 
 
-def test_pythons_ssl_loads_the_checked_file(tmp_path: Path, issued: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pythons_ssl_loads_the_checked_file(tmp_path: Path, host: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens files by itself, and would wait for a FIFO that has taken the place of one in between."""
     key = tmp_path / "key"
-    key.write_bytes(issued.key.read_bytes())
+    key.write_bytes(host.key.read_bytes())
     monkeypatch.setattr("proxy.net.tls.python_ssl.in_memory", lambda data: (in_memory(data), put("FIFO", key))[0])
     with done_by("python"):
-        assert ServerTls(KeyPair(issued.chain, key)).expires_at_s is not None
+        assert ServerTls(KeyPair(host.chain, key)).expires_at_s is not None
 
 
 def test_overwrites_only_regular_files(tmp_path: Path) -> None:
@@ -263,11 +258,11 @@ async def test_bad_configuration_keeps_the_former_and_is_told_once(kind: str, tm
     assert f"{path}{reason}" in [e for e in logs if e["log_level"] == "error"][-1]["problems"][0]
 
 
-async def test_irregular_followed_files_keep_the_former(tmp_path: Path, issued: Issued) -> None:
+async def test_irregular_followed_files_keep_the_former(tmp_path: Path, host: Issued) -> None:
     cert, user = tmp_path / "cert", tmp_path / "user"
-    put_file(cert, issued.chain.read_bytes())
+    put_file(cert, host.chain.read_bytes())
     put_file(user, "web\n")
-    tls_text = f"listen: {{tls: {{certificate_file: {cert}, key_file: {issued.key}}}}}"
+    tls_text = f"listen: {{tls: {{certificate_file: {cert}, key_file: {host.key}}}}}"
     security = load_security(configured(f"identity: {{static: {{file: {user}}}}}\n{tls_text}"))
     tls, static = security.follower.followed
     follower = Follower([tls, static])
@@ -281,7 +276,7 @@ async def test_irregular_followed_files_keep_the_former(tmp_path: Path, issued: 
             await until(lambda: {entry["setting"] for entry in logs if reason in str(entry.get("error"))} == both)
             assert security.sides[0].context is before
             assert security.identity.static_user == "web"
-            put_file(cert, issued.chain.read_bytes())
+            put_file(cert, host.chain.read_bytes())
             put_file(user, "shop\n")
             await until(lambda: tls.successful and static.successful)
             assert security.identity.static_user == "shop"

@@ -15,13 +15,13 @@ import trio
 from proxy.app.common import logs
 from proxy.core.auth.identity import IdentityPolicy
 from proxy.net.io import connection
-from proxy.net.tls.contexts import KeyPair, ServerTls
+from proxy.net.tls.contexts import ServerTls
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import ANONYMOUS, DEFAULT
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support import sasl_tools as sasl
-from tests.support.certificates import Authority
+from tests.support.certificates import Issued
 from tests.support.sasl_tools import authenticate, authenticate_response, handshake, handshake_response
 from tests.support.scripted_broker import Handler, answer, exchange, frame_api, through, until
 from tests.support.session_tools import FETCH, PRODUCE, produce, request
@@ -78,12 +78,6 @@ FLOODS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server_tls(issuer: Authority) -> ServerTls:
-    host = issuer.issue("host", "localhost")
-    return ServerTls(KeyPair(host.chain, host.key))
-
-
 async def one_client(port: int, frames: list[bytes]) -> None:
     with suppress(trio.BrokenResourceError):
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -95,13 +89,11 @@ async def one_client(port: int, frames: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", FLOODS)
-async def test_no_flood_of_connections_floods_the_log(
-    name: str, server_tls: ServerTls, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_flood_of_connections_floods_the_log(name: str, host: Issued, monkeypatch: pytest.MonkeyPatch) -> None:
     logs.configure("info", "json", written := io.StringIO())
     flood = FLOODS[name]
     ledger = Ledger(QuotaTable(connections=ConnectionLimits(flood.limits)))
-    settings = flood.settings | ({"listen_tls": server_tls} if flood.tls else {})
+    settings = flood.settings | ({"listen_tls": ServerTls(host.pair)} if flood.tls else {})
     async with through(flood.handler, ledger=ledger, **settings) as (proxy, _, nursery):
         if flood.reason == "internal_error":
 

@@ -7,13 +7,12 @@ import ssl
 import struct
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.net.tls.channel import TlsSocket
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, Issued
 from tests.support.openssl_peer import TLS1_2, Peer, PeerError, leave_error, queued_error
 from tests.support.tls_pairs import IMPLEMENTATIONS, Contexts, Pair, contexts, over_tcp, pair, shake_hands
 
@@ -24,9 +23,8 @@ def by(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
-    authority = Authority(Path(tmp_path_factory.mktemp("channel")))
-    return contexts(authority, authority.issue("host", "localhost", common_name="host"))
+def both(issuer: Authority, host: Issued) -> Contexts:
+    return contexts(issuer, host)
 
 
 @pytest.fixture

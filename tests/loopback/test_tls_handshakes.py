@@ -15,7 +15,7 @@ from proxy.core.errors import UpstreamError
 from proxy.core.telemetry.observer import Counters
 from proxy.net.tls.certificates import in_pem
 from proxy.net.tls.channel import TlsSocket
-from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls, explain
+from proxy.net.tls.contexts import ClientTls, ServerTls, explain
 from proxy.net.tls.handshakes import Handshakes
 from proxy.net.tls.python_ssl import Context
 from tests.support.certificates import Authority, Issued
@@ -24,11 +24,6 @@ from tests.support.tls_proxies import broker_context, client_context
 
 pytestmark = pytest.mark.usefixtures("tls_by")
 versions = pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
-
-
-@pytest.fixture(scope="module")
-def host(issuer: Authority) -> Issued:
-    return issuer.issue("host", "localhost", common_name="host")
 
 
 @contextmanager
@@ -108,7 +103,7 @@ def test_broker_certificate_has_authority(issuer: Authority, stranger: Authority
 def test_clients_certificate_is_asked_for(
     issuer: Authority, stranger: Authority, host: Issued, version: ssl.TLSVersion, asked: str
 ) -> None:
-    tls = ServerTls(KeyPair(host.chain, host.key), client_auth=asked, client_authorities=issuer.certificate)
+    tls = ServerTls(host.pair, client_auth=asked, client_authorities=issuer.certificate)
     alice, eve = issuer.issue("alice", common_name="alice"), stranger.issue("eve", common_name="eve")
     refused = asked != "none"
     for shown, fails in ((alice, False), (None, asked == "required"), (eve, refused)):
@@ -125,7 +120,7 @@ def test_clients_certificate_is_asked_for(
 
 @versions
 def test_resumed_session_keeps_user_and_name(issuer: Authority, host: Issued, version: ssl.TLSVersion) -> None:
-    tls = ServerTls(KeyPair(host.chain, host.key), client_auth="required", client_authorities=issuer.certificate)
+    tls = ServerTls(host.pair, client_auth="required", client_authorities=issuer.certificate)
     alice = issuer.issue("alice", common_name="alice")
     context = client_context(issuer, alice, version)
     session = None
@@ -138,7 +133,7 @@ def test_resumed_session_keeps_user_and_name(issuer: Authority, host: Issued, ve
             assert ours.channel.server_name == "localhost"
             assert ours.channel.peer_certificate == in_pem(alice.chain.read_text())[0]
             session = theirs.session
-    other = ServerTls(KeyPair(host.chain, host.key), client_auth="required", client_authorities=issuer.certificate)
+    other = ServerTls(host.pair, client_auth="required", client_authorities=issuer.certificate)
     with ends(other.context, context, session=session) as (ours, theirs):  # as after a rotation
         shake_hands(ours, theirs)
         assert not theirs.session_reused
@@ -156,7 +151,7 @@ def test_same_ciphers_are_offered(issuer: Authority, host: Issued) -> None:
     assert offered[0] == offered[1]
     old = client_context(issuer, None, ssl.TLSVersion.TLSv1_2)
     old.set_ciphers("AES128-SHA:@SECLEVEL=0")
-    with ends(ServerTls(KeyPair(host.chain, host.key)).context, old) as both:
+    with ends(ServerTls(host.pair).context, old) as both:
         error = outcome(*both)
     assert error is not None
     assert explain(error, of_broker=False) == ("other", "TLS handshake with the client: no shared cipher")
@@ -175,7 +170,7 @@ def test_same_ciphers_are_offered(issuer: Authority, host: Issued) -> None:
 )
 def test_garbage_is_no_handshake(host: Issued, sent: bytes, reason: str) -> None:
     near, far = socket.socketpair()
-    with far, TlsSocket(ServerTls(KeyPair(host.chain, host.key)).context, near) as ours:
+    with far, TlsSocket(ServerTls(host.pair).context, near) as ours:
         far.send(sent)
         far.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError, match=r".") as failed:
@@ -197,7 +192,7 @@ async def test_odd_server_names_are_no_fault_of_ours(issuer: Authority) -> None:
 
 def test_plaintext_never_reaches_the_socket(host: Issued) -> None:
     near, far = socket.socketpair()
-    with far, TlsSocket(ServerTls(KeyPair(host.chain, host.key)).context, near) as ours:
+    with far, TlsSocket(ServerTls(host.pair).context, near) as ours:
         for call in (ours.send, ours.sendall):
             with pytest.raises(TypeError, match="goes through its channel"):
                 call(b"plain")
@@ -221,7 +216,7 @@ def test_handshake_byte_by_byte(issuer: Authority, host: Issued, version: ssl.TL
                 with suppress(BlockingIOError):
                     sink.send(source.recv(most))
 
-        with theirs, TlsSocket(ServerTls(KeyPair(host.chain, host.key)).context, near) as ours:
+        with theirs, TlsSocket(ServerTls(host.pair).context, near) as ours:
             shake_hands(ours, theirs, carry=carry)
             theirs.send(b"first")
             buffer = bytearray(10)

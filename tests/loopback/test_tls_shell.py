@@ -40,18 +40,9 @@ Stream = trio.abc.Stream
 pytestmark = pytest.mark.usefixtures("tls_by")
 
 
-@pytest.fixture(scope="module")
-def host(issuer: Authority) -> Issued:
-    return issuer.issue("host", "127.0.0.1", "localhost", common_name="kquota")
-
-
 @pytest.fixture
 def tls(host: Issued, tls_by: str) -> ServerTls:
-    return ServerTls(pair(host))
-
-
-def pair(issued: Issued) -> KeyPair:
-    return KeyPair(issued.chain, issued.key)
+    return ServerTls(host.pair)
 
 
 def put(issued: Issued, folder: Path) -> KeyPair:
@@ -87,7 +78,7 @@ async def test_the_certificate_tells_the_user(
     alice = issuer.issue("alice", common_name="alice")
     authorities = None if client_auth == "none" else issuer.certificate
     mapping = PrincipalRules(rules)
-    tls = ServerTls(pair(host), client_auth=client_auth, client_authorities=authorities, rules=mapping)
+    tls = ServerTls(host.pair, client_auth=client_auth, client_authorities=authorities, rules=mapping)
     policy = IdentityPolicy(("tls", "static"), "pod")
     async with (
         through(answer, listen_tls=tls, identity=policy) as (proxy, _, _),
@@ -117,7 +108,7 @@ async def test_refusal_is_told_to_both_ends_and_harms_no_other(
 ) -> None:
     rules = PrincipalRules("RULE:^.*CN=(alice).*$/$1/")
     tls = ServerTls(
-        pair(host), client_auth="required", client_authorities=issuer.certificate, rules=rules, handshake_timeout_s=2.0
+        host.pair, client_auth="required", client_authorities=issuer.certificate, rules=rules, handshake_timeout_s=2.0
     )
     eve, bob = stranger.issue("eve", common_name="eve"), issuer.issue("bob", common_name="bob")
     alice, expired = (issuer.issue(f"a{old}", common_name="alice", expired=old) for old in (False, True))
@@ -170,9 +161,8 @@ def repeated(groups: int) -> x509.Name:
 
 
 async def test_mapping_rules_delay_nobody(issuer: Authority, host: Issued, capsys: pytest.CaptureFixture[str]) -> None:
-    tls = ServerTls(
-        pair(host), client_auth="required", client_authorities=issuer.certificate, rules=PrincipalRules(EXAMPLE_RULE)
-    )
+    rules = PrincipalRules(EXAMPLE_RULE)
+    tls = ServerTls(host.pair, client_auth="required", client_authorities=issuer.certificate, rules=rules)
     hostile = [(repeated(60), "need more than 2 ms for the subject"), (repeated(90), "at most 4096 are read")]
     good = x509.Name.from_rfc4514_string("CN=Alice,OU=Ops,O=X,L=x,ST=x,C=DE")
     async with through(answer, listen_tls=tls) as (proxy, _, _):
@@ -312,7 +302,7 @@ async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path
     (tmp_path / "tls.key").write_bytes(locked)
     with pytest.raises(TlsFilesError, match="is encrypted; expected a private key without a password"):
         ServerTls(KeyPair(host.chain, tmp_path / "tls.key"))
-    at_start = ServerTls(pair(gone))
+    at_start = ServerTls(gone.pair)
     assert (at_start.expires_at_s or 0) < time.time(), "at the start, better than none"
     assert str(at_start.not_valid).startswith("has expired at 20")
 

@@ -11,12 +11,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from proxy.net.tls.contexts import KeyPair
+
 
 class Issued(NamedTuple):
     chain: Path
     key: Path
     both: Path
     """Key and chain in one file, as Kafka's keystores of type PEM want it."""
+
+    @property
+    def pair(self) -> KeyPair:
+        """As the sidecar is given it."""
+        return KeyPair(self.chain, self.key)
 
 
 class Authority:

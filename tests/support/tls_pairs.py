@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from proxy.net.tls import channel
 from proxy.net.tls.channel import TlsSocket
-from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
+from proxy.net.tls.contexts import ClientTls, ServerTls
 from proxy.net.tls.python_ssl import Context
 from tests.support.certificates import Authority, Issued
 from tests.support.openssl_peer import Peer
@@ -75,7 +75,7 @@ def contexts(authority: Authority, host: Issued) -> Contexts:
     ours = {}
     for name in IMPLEMENTATIONS:
         with done_by(name):
-            ours[name] = ServerTls(KeyPair(host.chain, host.key)).context
+            ours[name] = ServerTls(host.pair).context
     return Contexts(ours, ClientTls(authorities=authority.certificate).library_context)
 
 

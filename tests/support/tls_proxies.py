@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from proxy.net.listen.server import Proxy
-from proxy.net.tls.contexts import ClientTls, KeyPair, ServerTls
+from proxy.net.tls.contexts import ClientTls, ServerTls
 from tests.support.certificates import Authority, Issued
 
 
@@ -32,7 +32,7 @@ def broker_context(issued: Issued, version: ssl.TLSVersion = ssl.TLSVersion.TLSv
 
 def tls_on(issuer: Authority, host: Issued, *, by_client: bool, by_broker: bool) -> dict[str, Any]:
     """Arguments of `scripted_broker.through` for TLS on these sides."""
-    more: dict[str, Any] = {"listen_tls": ServerTls(KeyPair(host.chain, host.key))} if by_client else {}
+    more: dict[str, Any] = {"listen_tls": ServerTls(host.pair)} if by_client else {}
     if by_broker:
         more |= {"upstream_tls": ClientTls(authorities=issuer.certificate), "broker_tls": broker_context(host)}
     return more

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -200,41 +201,25 @@ async def test_counts_once_when_the_ledger_forgets() -> None:
     assert value(samples, "kquota_bytes_total", kind="produce", user="other", client_id="other") == 15
 
 
-class Clients:
-    def __init__(self, most: int) -> None:
-        self.totals: dict[str, float] = {}
-        self.fold: TopKSeries[str] = TopKSeries(most, 1, lambda gain: (gain[0],))
-
-    def add(self, name: str, amount: float) -> None:
-        self.totals[name] = self.totals.get(name, 0) + amount
-
-    def forget(self, name: str) -> None:
-        self.fold.forget(name, (name, "c"), (self.totals.pop(name),))
-
-    def look(self, now_ms: float) -> dict[Labels, float]:
-        list(self.fold.look([(name, (name, "c"), (total,)) for name, total in self.totals.items()], now_ms))
-        return self.series()
-
-    def series(self) -> dict[Labels, float]:
-        return {labels: values[0] for labels, values in self.fold.series()}
-
-
 def test_counts_random_histories_once_and_monotonic() -> None:
     for seed in range(20):
         rng = random.Random(seed)
-        clients = Clients(4)
+        totals: Counter[str] = Counter()
+        fold: TopKSeries[str] = TopKSeries(4, 1, lambda gain: (gain[0],))
         ended = added = now_ms = 0.0
         before: dict[Labels, float] = {}
         for _ in range(60):
             for _ in range(rng.randrange(6)):
                 amount = rng.randrange(1, 100)
-                clients.add(f"u{rng.randrange(12)}", amount)
+                totals[f"u{rng.randrange(12)}"] += amount
                 added += amount
             now_ms += rng.choice((1000, 60_000, IDLE_MS))
-            if rng.random() < 0.1 and clients.totals:  # the ledger forgets a client
-                clients.forget(rng.choice(list(clients.totals)))
-                before = clients.series()
-            after = clients.look(now_ms)
+            if rng.random() < 0.1 and totals:  # the ledger forgets a client
+                name = rng.choice(list(totals))
+                fold.forget(name, (name, "c"), (totals.pop(name),))
+                before = {labels: values[0] for labels, values in fold.series()}
+            list(fold.look([(name, (name, "c"), (total,)) for name, total in totals.items()], now_ms))
+            after = {labels: values[0] for labels, values in fold.series()}
             ended += sum(value for labels, value in before.items() if labels not in after)
             # One that ended and began within a single look shows as a smaller value: a counter reset, as Prometheus
             # knows it. Only ended series may do that, never `other`.
