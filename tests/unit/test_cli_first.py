@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -202,16 +201,3 @@ def test_finds_the_sidecar_to_ask(command: str, monkeypatch: pytest.MonkeyPatch)
     assert kquota(command).exit_code == 1
     assert kquota(command, "--admin", "http://elsewhere:1").exit_code == 1
     assert asked == ["http://127.0.0.1:9404", "http://10.0.0.7:9404", "http://elsewhere:1"]
-
-
-def test_prints_one_look_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    times: Any = {"throttled_for_ms": 5, "owed_ms": 0, "waiting": 0, "totals": {"throttle_ms": 7}}
-    known = times | {"kind": "produce", "user": None, "mode": "enforce", "level": "client-id"}
-    groups = [
-        known | {"client_id": name, "limit": limit, "observed": use, "utilisation": use / 100}
-        for name, use, limit in (("a", 50, 100.0), ("b", 150, 100.0), ("free", 0, None))
-    ]
-    monkeypatch.setattr("proxy.app.cli.top.get_json", lambda *_: {"groups": groups, "total": 3})
-    shown = json.loads(kquota("top", "--json", "--sort", "use").stdout)
-    assert (shown["admin"], shown["total"]) == ("http://127.0.0.1:9404", 3)
-    assert [(row["client_id"], row["use"]) for row in shown["counters"]] == [("b", 1.5), ("a", 0.5)]

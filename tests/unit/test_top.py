@@ -1,12 +1,16 @@
 """`kquota top`: rows from what the admin port answers, and tables that keep their figures."""
 
 import io
+import json
 import re
 from typing import Any
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from proxy.app.cli import top
+from proxy.app.cli.main import app
 
 
 def group(client_id: str, use: float, *, limit: float | None = 1e6, throttle_ms: int = 0, **more: Any) -> Any:
@@ -72,3 +76,11 @@ def test_narrow_terminal_cuts_names_not_figures() -> None:
     assert "\x1b" not in "".join(wide)
     assert r"bad\x1b[31m" in wide[2]
     assert len(text_of(found, 80, most=1)) == 2
+
+
+def test_prints_one_look_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [group("a", 0.5), group("b", 1.5), group("free", 0, limit=None)]
+    monkeypatch.setattr("proxy.app.cli.top.get_json", lambda *_: {"groups": groups, "total": 3})
+    shown = json.loads(CliRunner().invoke(app, ["top", "--json", "--sort", "use"]).stdout)
+    assert (shown["admin"], shown["total"]) == ("http://127.0.0.1:9404", 3)
+    assert [(row["client_id"], row["use"]) for row in shown["counters"]] == [("b", 1.5), ("a", 0.5)]
