@@ -28,7 +28,7 @@ async def test_client_leaving_silent_broker_leaves_nothing_behind(handler: Any) 
     async with scripted.through(handler, drain_timeout_s=0.3, connections_max_idle_s=3600.0) as (proxy, broker, _):
         client = await connect(proxy, produce(1, 100))
         await until(lambda: broker.received or broker.streams)
-        await trio.sleep(1.0)
+        await trio.sleep(0.7)
         assert not proxy.counters.connections.closed, "as long as the client waits, so do we"
         await client.aclose()
         await scripted.closed_reason(proxy, "broker_silent")
@@ -40,8 +40,8 @@ async def test_takes_muted_client_that_left_at_its_time() -> None:
     settings = {"drain_timeout_s": 0.2, "connections_max_idle_s": 3600.0, "quota": 100.0}
     async with scripted.through(scripted.never_answer, **settings) as (proxy, broker, _):
         client = await connect(proxy)
-        # Muted: (1200 - 100 B/s * 10 s) / 100 B/s = 2 s and a little.
-        await client.send_all(produce(1, 1200, acks=0) + produce(2, 50, acks=0))
+        # Muted: (1100 - 100 B/s * 10 s) / 100 B/s = 1 s and a little.
+        await client.send_all(produce(1, 1100, acks=0) + produce(2, 50, acks=0))
         await client.aclose()
         await until(lambda: len(broker.received) == 2)
         await scripted.closed_reason(proxy, "client_closed")
@@ -76,7 +76,7 @@ async def test_when_no_bootstrap_server_answers_known_brokers_do(monkeypatch: py
         assert proxy.counters.upstream_connect_failures == 1
         assert await ask(proxy.port) == produce_response(1)
         assert proxy.counters.upstream_connect_failures == 1, "what worked last time is tried first"
-        await trio.sleep(0.5)
+        await trio.sleep(0.3)
         assert proxy.cluster.reached, proxy.cluster.last_error
 
 

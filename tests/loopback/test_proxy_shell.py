@@ -152,7 +152,7 @@ async def test_back_pressure_goes_both_ways() -> None:
 
 @pytest.mark.parametrize("muted", [False, True])
 async def test_idle_connections_are_closed_also_while_muted(muted: bool) -> None:
-    async with through(answer, connections_max_idle_s=2.0, quota=10.0) as (proxy, _, _):
+    async with through(answer, connections_max_idle_s=1.0, quota=10.0) as (proxy, _, _):
         client = await connect(proxy)
         first = await exchange(client, produce(1, 1000 if muted else 60))
         assert first is not None
@@ -260,7 +260,7 @@ def test_both_families_are_ipv4_where_there_is_no_ipv6(monkeypatch: pytest.Monke
 
 async def test_brokers_may_change_during_a_drain() -> None:
     """Listeners are closed then, and none is opened: the drain goes on."""
-    async with through(scripted.never_answer, drain_timeout_s=3) as (proxy, broker, _):
+    async with through(scripted.never_answer, drain_timeout_s=1.5) as (proxy, broker, _):
         await connect(proxy, produce(1, 100))
         await until(lambda: broker.received and proxy.cluster.reached)
         proxy.drain()

@@ -329,7 +329,7 @@ async def test_follower_loads_a_certificate_when_it_becomes_valid(issuer: Author
     before = tls.context
     files = Followed("listen.tls", tls.paths, tls.load)
     follower = Follower([files])
-    put(issuer.issue("soon", "localhost", begins=datetime.now(UTC) + timedelta(seconds=5)), tmp_path)
+    put(issuer.issue("soon", "localhost", begins=datetime.now(UTC) + timedelta(seconds=3)), tmp_path)
     with trio.fail_after(40):
         async with scripted.background(follower.run):
             await until(lambda: files.failures)
