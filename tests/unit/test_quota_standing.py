@@ -1,5 +1,5 @@
-"""How a counter stands: the numbers that `kquota explain` shows, and that looking changes nothing. And what is remembered
-of its throttles: a few, why, and bounded whatever names clients invent."""
+"""How a counter stands: the numbers that `kquota explain` shows, and that looking changes nothing. And what is
+remembered of its throttles: a few, why, and bounded whatever names clients invent."""
 
 import copy
 from typing import Any
