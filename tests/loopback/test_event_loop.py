@@ -7,9 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import TypeVar
 
 import pytest
 import trio
@@ -19,8 +18,6 @@ from proxy.core.telemetry.long_turns import LONG_S, LongTurns
 from proxy.net.io import host
 from proxy.net.io.loop import LATE_AT_ONCE, NEVER, Clock, EventLoop, Handler
 from tests.support.scripted_broker import until
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -66,29 +63,30 @@ class Reader(Handler):
         self.loop.forget(self.ours.fileno())
 
 
-@pytest.fixture(params=[True, False], ids=["host", "task"])
-def hosts(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
-def serve(main: Callable[[EventLoop], Awaitable[T]], *, hosts: bool) -> T:
-    async def limited(loop: EventLoop) -> T:
+def serve(main: Callable[[EventLoop], Awaitable[None]], *, hosts: bool) -> None:
+    async def limited(loop: EventLoop) -> None:
         with trio.fail_after(20.0):
             async with trio.open_nursery() as nursery:
                 if not hosts:
                     nursery.start_soon(host.serve, loop)
-                result = await main(loop)
+                await main(loop)
                 nursery.cancel_scope.cancel()
-        return result
 
     if hosts:
         loop = EventLoop()
         return host.run(partial(limited, loop), loop)
-    loop = EventLoop(Clock(trio.current_time))
-    try:
+    with closing(EventLoop(Clock(trio.current_time))) as loop:
         return trio.run(limited, loop)
-    finally:
-        loop.close()
+
+
+def by_host_and_task(main: Callable[[EventLoop], Awaitable[None]]) -> Callable[[bool], None]:
+    """A test of a loop that hosts trio, and of one that is a task of it."""
+
+    @pytest.mark.parametrize("hosts", [True, False], ids=["host", "task"])
+    def test(hosts: bool) -> None:
+        serve(main, hosts=hosts)
+
+    return test
 
 
 def test_signals_and_errors_reach_trio() -> None:
@@ -103,61 +101,57 @@ def test_signals_and_errors_reach_trio() -> None:
     assert raised.value.exceptions[0].args == (signal.SIGUSR1,)
 
 
-def test_reads_all_bytes_and_an_error_is_that_handlers_alone(hosts: bool) -> None:
-    async def main(loop: EventLoop) -> None:
-        for _ in range(3):  # the numbers of sockets come again
-            with pair() as (ours, theirs), pair() as (bad, to_bad):
-                reader, failing = Reader(loop, ours), Reader(loop, bad)
-                await trio.sleep(0.01)
-                to_bad.sendall(b"bad!!")
-                theirs.sendall(b"12345678")
-                await until(lambda: len(reader.read) == 2)  # noqa: B023
-                assert reader.read == [b"12345", b"678"]
-                assert not reader.ended.is_set()
-                theirs.sendall(b"90")
-                # trio is about to sleep for long when the end comes
-                threading.Timer(0.02, theirs.close).start()
-                await reader.ended.wait()
-                await failing.ended.wait()
-                assert reader.read == [b"12345", b"678", b"90"]
-                assert (reader.error, failing.error) == ("", "not liked")
-                reader.close()
-                failing.close()
-
-    serve(main, hosts=hosts)
-
-
-def test_trio_and_other_sockets_go_on_next_to_a_flood(hosts: bool) -> None:
-    async def main(loop: EventLoop) -> None:
-        with pair() as (ours, theirs), pair() as (other, to_other):
-            much, little = Reader(loop, ours), Reader(loop, other)
+@by_host_and_task
+async def test_reads_all_bytes_and_an_error_is_that_handlers_alone(loop: EventLoop) -> None:
+    for _ in range(3):  # the numbers of sockets come again
+        with pair() as (ours, theirs), pair() as (bad, to_bad):
+            reader, failing = Reader(loop, ours), Reader(loop, bad)
             await trio.sleep(0.01)
-            theirs.sendall(b"x" * 50_000)  # 10 000 turns
-            to_other.sendall(b"now")
-            while not little.read:
-                await trio.lowlevel.checkpoint()
-            assert len(much.read) < 5_000
-            stop = trio.Event()
+            to_bad.sendall(b"bad!!")
+            theirs.sendall(b"12345678")
+            await until(lambda: len(reader.read) == 2)  # noqa: B023
+            assert reader.read == [b"12345", b"678"]
+            assert not reader.ended.is_set()
+            theirs.sendall(b"90")
+            # trio is about to sleep for long when the end comes
+            threading.Timer(0.02, theirs.close).start()
+            await reader.ended.wait()
+            await failing.ended.wait()
+            assert reader.read == [b"12345", b"678", b"90"]
+            assert (reader.error, failing.error) == ("", "not liked")
+            reader.close()
+            failing.close()
 
-            def flood() -> None:
-                while not stop.is_set():
-                    theirs.sendall(b"y" * 5)
-                    time.sleep(0.0005)
 
-            async with trio.open_nursery() as inner:
-                inner.start_soon(trio.to_thread.run_sync, flood)
-                await trio.sleep(0.05)
-                assert await trio.to_thread.run_sync(time.sleep, 0.01) is None
-                left, right = trio.socket.socketpair()
-                with left, right:
-                    async with trio.open_nursery() as others:
-                        others.start_soon(left.recv, 1)
-                        await trio.sleep(0.01)
-                        await right.send(b"x")
-                stop.set()
-            await until(lambda: len(much.read) > 10_000)
+@by_host_and_task
+async def test_trio_and_other_sockets_go_on_next_to_a_flood(loop: EventLoop) -> None:
+    with pair() as (ours, theirs), pair() as (other, to_other):
+        much, little = Reader(loop, ours), Reader(loop, other)
+        await trio.sleep(0.01)
+        theirs.sendall(b"x" * 50_000)  # 10 000 turns
+        to_other.sendall(b"now")
+        while not little.read:
+            await trio.lowlevel.checkpoint()
+        assert len(much.read) < 5_000
+        stop = trio.Event()
 
-    serve(main, hosts=hosts)
+        def flood() -> None:
+            while not stop.is_set():
+                theirs.sendall(b"y" * 5)
+                time.sleep(0.0005)
+
+        async with trio.open_nursery() as inner:
+            inner.start_soon(trio.to_thread.run_sync, flood)
+            await trio.sleep(0.05)
+            assert await trio.to_thread.run_sync(time.sleep, 0.01) is None
+            left, right = trio.socket.socketpair()
+            with left, right:
+                async with trio.open_nursery() as others:
+                    others.start_soon(left.recv, 1)
+                    await trio.sleep(0.01)
+                    await right.send(b"x")
+            stop.set()
+        await until(lambda: len(much.read) > 10_000)
 
 
 class Timed(Handler):
@@ -169,66 +163,61 @@ class Timed(Handler):
         self.then()
 
 
-def test_runs_at_its_time_and_the_last_word_counts(hosts: bool) -> None:
-    async def main(loop: EventLoop) -> None:
-        begin_s = trio.current_time()
-        called_s: list[float] = []
-        enough = trio.Event()
+@by_host_and_task
+async def test_runs_at_its_time_and_the_last_word_counts(loop: EventLoop) -> None:
+    begin_s = trio.current_time()
+    called_s: list[float] = []
+    enough = trio.Event()
 
-        def turn() -> None:
-            called_s.append(trio.current_time() - begin_s)
-            if len(called_s) == 2:
-                enough.set()
-            loop.come_back(begin_s + 0.15, handler)
+    def turn() -> None:
+        called_s.append(trio.current_time() - begin_s)
+        if len(called_s) == 2:
+            enough.set()
+        loop.come_back(begin_s + 0.15, handler)
 
-        def never() -> None:
-            raise AssertionError("called although it was taken back")
+    def never() -> None:
+        raise AssertionError("called although it was taken back")
 
-        handler, quiet = Timed(turn), Timed(never)
-        loop.come_back(begin_s + 0.05, quiet)
-        loop.come_back(NEVER, quiet)
-        loop.come_back(begin_s + 0.02, handler)  # does not count: the next word does
-        loop.come_back(begin_s + 0.1, handler)
-        await enough.wait()
-        assert called_s[0] >= 0.1
-        assert called_s[1] >= 0.15
-
-    serve(main, hosts=hosts)
+    handler, quiet = Timed(turn), Timed(never)
+    loop.come_back(begin_s + 0.05, quiet)
+    loop.come_back(NEVER, quiet)
+    loop.come_back(begin_s + 0.02, handler)  # does not count: the next word does
+    loop.come_back(begin_s + 0.1, handler)
+    await enough.wait()
+    assert called_s[0] >= 0.1
+    assert called_s[1] >= 0.15
 
 
-def test_reads_sockets_between_many_that_resume(hosts: bool) -> None:
+@by_host_and_task
+async def test_reads_sockets_between_many_that_resume(loop: EventLoop) -> None:
     many = 20 * LATE_AT_ONCE
+    with pair() as (ours, theirs):
+        back: list[int] = []
+        found: list[int] = []
+        all_back = trio.Event()
 
-    async def main(loop: EventLoop) -> None:
-        with pair() as (ours, theirs):
-            back: list[int] = []
-            found: list[int] = []
-            all_back = trio.Event()
+        class Looking(Reader):
+            def run(self) -> None:
+                super().run()
+                if self.read and not found:
+                    found.append(len(back))
 
-            class Looking(Reader):
-                def run(self) -> None:
-                    super().run()
-                    if self.read and not found:
-                        found.append(len(back))
+        reader = Looking(loop, ours)
 
-            reader = Looking(loop, ours)
+        def muted() -> None:
+            back.append(1)
+            if len(back) == 1:
+                theirs.sendall(b"x")
+            if len(back) == many:
+                all_back.set()
 
-            def muted() -> None:
-                back.append(1)
-                if len(back) == 1:
-                    theirs.sendall(b"x")
-                if len(back) == many:
-                    all_back.set()
-
-            at_s = trio.current_time()
-            for _ in range(many):
-                loop.come_back(at_s, Timed(muted))
-            await all_back.wait()
-            await until(lambda: found)
-            assert 1 <= found[0] <= 2 * LATE_AT_ONCE
-            reader.close()
-
-    serve(main, hosts=hosts)
+        at_s = trio.current_time()
+        for _ in range(many):
+            loop.come_back(at_s, Timed(muted))
+        await all_back.wait()
+        await until(lambda: found)
+        assert 1 <= found[0] <= 2 * LATE_AT_ONCE
+        reader.close()
 
 
 def compute() -> None:
