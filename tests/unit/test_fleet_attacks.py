@@ -20,69 +20,57 @@ OLD, NEW, STRANGE = b"old" * 12, b"new" * 12, b"strange" * 5
 STRANGER = Seal([STRANGE], TOPIC, ID)
 SEQ = 2**64 - 1
 ALL = GroupUse(GROUP, 1e9, 1.0, 1.0, 1.0, 1.0)
+Written = tuple[int, bytes]
 
 
 class Site(fleet_site.Site):
-    def forge(self, record: Record, seal: Seal = STRANGER, partition: int = 0) -> None:
-        self.log.append((partition, encode(seal, partition, record._replace(written_ms=int(self.now)))))
+    def forged(self, record: Record, seal: Seal = STRANGER) -> Written:
+        return 0, encode(seal, 0, record._replace(written_ms=int(self.now)))
+
+    def forge(self, record: Record, seal: Seal = STRANGER) -> None:
+        self.log.append(self.forged(record, seal))
 
 
-def _goodbyes(site: Site) -> None:
-    for fleet in site.fleets:
-        site.forge(Record(fleet.member, SEQ, 1000, True, "", ()))
+def _goodbye(fleet: core.Fleet) -> Record:
+    return Record(fleet.member, SEQ, 1000, True, "", ())
 
 
-def _crowd(site: Site) -> None:
-    for member in range(1000):
-        site.forge(Record(member, 0, 600_000, False, "", (ALL,)))
-
-
-def _captured_goodbye(site: Site) -> None:
+def _captured_goodbye(site: Site) -> list[Written]:
     third = site.start()
     site.run(8)
     (_, goodbye), *_ = found = third.leave(site.now)
-    site.log += found
     site.fleets.remove(third)
     for fleet in site.fleets:
         data = goodbye[:12] + fleet.member.to_bytes(8, "big") + goodbye[20:]
-        site.log += [(partition, data) for partition in range(4)]
+        found += [(partition, data) for partition in range(4)]
+    return found
 
 
-def _other_partition(site: Site) -> None:
-    site.log += [(partition, data) for _, data in site.log[-8:] for partition in (1, 2, 3)]
+OTHERS = Seal([OLD], "staging-fleet", ID), Seal([OLD], TOPIC, "staging")
+ATTACKS: dict[str, tuple[Callable[[Site], list[Written]], int, int]] = {
+    "goodbyes": (lambda site: [site.forged(_goodbye(one)) for one in site.fleets], 2, 0),
+    "crowd": (lambda site: [site.forged(Record(one, 0, 600_000, False, "", (ALL,))) for one in range(1000)], 1000, 0),
+    "captured goodbye": (_captured_goodbye, 8, 0),
+    "other partition": (lambda site: [(to, data) for _, data in site.log[-8:] for to in (1, 2, 3)], 24, 0),
+    "other topic": (lambda site: [site.forged(_goodbye(site.fleets[0]), seal) for seal in OTHERS], 1, 1),
+    "old": (lambda site: site.log[:400], 0, 0),
+}
+"""What is written to the topic, and how many of it are ignored for their MAC, and as another fleet's."""
 
 
-def _other_topic(site: Site) -> None:
-    for seal in (Seal([OLD], "staging-fleet", ID), Seal([OLD], TOPIC, "staging")):
-        site.forge(Record(site.fleets[0].member, SEQ, 1000, True, "", ()), seal)
-
-
-def _old(site: Site) -> None:
-    site.log += site.log[:400]
-
-
-@pytest.mark.parametrize(
-    ("attack", "bad_mac", "other_fleet"),
-    [
-        (_goodbyes, 2, 0),
-        (_crowd, 1000, 0),
-        (_captured_goodbye, 8, 0),
-        (_other_partition, 24, 0),
-        (_other_topic, 1, 1),
-        (_old, 0, 0),
-    ],
-)
-def test_attack_leaves_shares_unchanged(attack: Callable[[Site], None], bad_mac: int, other_fleet: int) -> None:
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attack_leaves_shares_unchanged(attack: str) -> None:
+    written, bad_mac, other_fleet = ATTACKS[attack]
     site = Site()
     site.run(10)
     repeated = [fleet.view.repeated for fleet in site.fleets]
-    attack(site)
+    site.log += written(site)
     site.run(20)
     assert site.shares() == pytest.approx([0.5, 0.5], rel=0.02)
     for fleet, before in zip(site.fleets, repeated, strict=True):
         assert (fleet.known, fleet.ignored["bad_mac"], fleet.ignored["other_fleet"]) == (2, bad_mac, other_fleet)
         assert fleet.ignored["malformed"] == 0
-        assert (fleet.view.repeated > before) == (attack is _old)
+        assert (fleet.view.repeated > before) == (attack == "old")
 
 
 def test_records_of_a_dead_instance_expire() -> None:
