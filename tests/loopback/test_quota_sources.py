@@ -199,7 +199,9 @@ def test_replaces_the_target_of_a_link(tmp_path: Path) -> None:
 
 
 class Brokers:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Quotas | str) -> None:
+    """By host: what each answers, or why it does not; of a list one after the other, the last one for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: Quotas | list[Quotas] | str) -> None:
         self.answers = answers
         self.asked: list[str] = []
         monkeypatch.setattr(quota_cluster, "ask_quotas", self.ask)
@@ -210,6 +212,8 @@ class Brokers:
         answer = self.answers[host]
         if isinstance(answer, str):
             raise ClusterError(answer)
+        if isinstance(answer, list):
+            return answer.pop(0) if len(answer) > 1 else answer[0]
         return answer
 
 
@@ -254,32 +258,23 @@ async def test_the_broker_that_answered_is_asked_first(monkeypatch: pytest.Monke
 
 async def test_asks_again_a_broker_that_learns_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller has answered, the broker that is asked has not heard of it yet."""
-    answers: list[Quotas] = [{}]  # one after the other, the last one for ever
-    asked = 0
-
-    async def ask(*_where: object, access: Access) -> Quotas:
-        nonlocal asked
-        await trio.lowlevel.checkpoint()
-        asked += 1
-        return answers.pop(0) if len(answers) > 1 else answers[0]
-
-    monkeypatch.setattr(quota_cluster, "ask_quotas", ask)
+    brokers = Brokers(monkeypatch, a={})
     monkeypatch.setattr(quota_cluster, "AGAIN_S", (0.01, 0.02, 0.03))
     source = cluster_source("a", poll_interval_s="1h", alter="forward")
 
     async def alter(limit: float, asked_then: int) -> None:
         await trio.testing.wait_all_tasks_blocked()
-        answers[:] = [enforced(source.table), enforced(source.table), {ALICE: {PRODUCE: limit}}]
+        brokers.answers["a"] = [enforced(source.table), enforced(source.table), {ALICE: {PRODUCE: limit}}]
         source.altered_at_the_broker()
-        await until(lambda: asked == asked_then)
+        await until(lambda: len(brokers.asked) == asked_then)
         assert enforced(source.table) == {ALICE: {PRODUCE: limit}}
 
     async with running(source):
-        await until(lambda: asked == 1)
+        await until(lambda: len(brokers.asked) == 1)
         await alter(10.0, asked_then=5)
         await alter(20.0, asked_then=9)  # no different from the first
         await trio.sleep(0.1)
-        assert asked == 9, "and then not before the interval is over"
+        assert len(brokers.asked) == 9, "and then not before the interval is over"
 
 
 async def test_limits_of_connections_come_from_the_file_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
