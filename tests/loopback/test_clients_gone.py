@@ -145,7 +145,7 @@ async def test_requests_that_need_no_answer_are_still_forwarded() -> None:
         assert amount(ledger, "c") == 11 * RATE + UNREAD_BYTES
 
 
-@pytest.mark.parametrize("debt_s", [9, 300])
+@pytest.mark.parametrize("debt_s", [4, 300])
 async def test_acks_0_and_close_leaves_room_for_others(debt_s: int) -> None:
     """600 connections where 100 are allowed: those whose turn comes within 10 s are kept, up to a number."""
     ledger = ledger_per_client()
@@ -177,9 +177,9 @@ async def test_acks_0_and_close_leaves_room_for_others(debt_s: int) -> None:
             assert served == 30
             connections, kept = zip(*seen, strict=True)
             assert max(connections) < 100, "room is left for others throughout"
+            assert (max(kept) > 0) == (debt_s < 10)
             assert max(kept) <= MAX_KEPT
             if debt_s > 10:
-                assert max(kept) == 0
                 assert broker.accepted == 1 + served, "no broker is dialled for those that wait"
                 everyone = 1 + served + 600
                 await until(lambda: proxy.counters.connections.opened == everyone and look() == (1, 0))

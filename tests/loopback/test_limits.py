@@ -262,7 +262,7 @@ async def test_a_mute_without_a_descriptor_to_watch_the_client_with() -> None:
         client = await connect(proxy, produce(1, 100))
         assert await read_frame(client) == produce_response(1)
         with no_descriptors_left():
-            assert await exchange(client, produce(2, 13_000)) is not None
+            assert await exchange(client, produce(2, 11_000)) is not None
             await until(lambda: proxy.counters.connections.muted)
         assert await exchange(client, produce(3, 100)) is not None
         assert not proxy.counters.connections.closed["internal_error"]
