@@ -45,7 +45,7 @@ def test_memory_is_bounded_for_invented_clients() -> None:
     tracemalloc.start()
     try:
         for wave in range(8):  # 2.5 s apart, so that some counters may be forgotten, and some may not yet
-            invent(ledger, 5000, 2500 * wave, f"wave-{wave}")
+            invent(ledger, 3000, 2500 * wave, f"wave-{wave}")
             assert max(ledger.clients, ledger.counters.count(PRODUCE)) <= most
             gc.collect()
             sizes.append(tracemalloc.get_traced_memory()[0])
@@ -54,7 +54,7 @@ def test_memory_is_bounded_for_invented_clients() -> None:
     assert max(sizes) < most * 2600 + sys.getsizeof(counted)
     assert sizes[-1] < sizes[0] * 1.1 + sys.getsizeof(counted)
     assert ledger.counters.overflowed[PRODUCE] > 0
-    assert sum(counted) + sum(account.meters[PRODUCE].amount for account in ledger.accounts()) == 8 * 5000
+    assert sum(counted) + sum(account.meters[PRODUCE].amount for account in ledger.accounts()) == 8 * 3000
 
 
 def test_honest_clients_are_counted_exactly_during_an_attack() -> None:
