@@ -2,6 +2,7 @@
 
 import errno
 import os
+import random
 import socket
 import struct
 import sys
@@ -94,6 +95,22 @@ async def test_large_frames_pass_whole(pipes: bool, monkeypatch: pytest.MonkeyPa
         assert got is not None
         assert got[8:] == frame[4:]
         assert proxy.pipes_open <= 2  # pooled, not one for each frame
+
+
+async def test_requests_reach_a_slow_broker_as_they_were_sent() -> None:
+    """Bytes in a pipe come before whatever is read next, however few they are when the sink takes no more."""
+    first, *others = (produce(number, 100_001) for number in range(150))
+    rest, got, dice = b"".join(others), bytearray(), random.Random(1)
+    async with through(scripted.flood_reader, splice_min_bytes=32_768, drain_timeout_s=0.1) as (proxy, broker, nursery):
+        broker.listeners[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        client = await connect(proxy, first)
+        await until(lambda: broker.streams)
+        nursery.start_soon(client.send_all, rest)
+        while len(got) < len(rest):
+            part = await broker.streams[0].receive_some(dice.randrange(1, 30_000))
+            assert part, "closed"
+            got += part
+        assert got == rest
 
 
 async def stalled(write: Callable[[bytes], Awaitable[None]]) -> int:

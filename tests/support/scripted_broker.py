@@ -50,6 +50,7 @@ class ScriptedBroker:
     node_port: int = 0
     received: list[bytes] = field(default_factory=list)
     streams: list[trio.SocketStream] = field(default_factory=list)
+    listeners: list[trio.SocketListener] = field(default_factory=list)
     accepted: int = 0
     tls: ssl.SSLContext | None = None
     offered: dict[int, tuple[int, int]] = field(default_factory=lambda: {METADATA: (0, 13), API_VERSIONS: (0, 4)})
@@ -63,6 +64,7 @@ class ScriptedBroker:
     async def listen(self, nursery: trio.Nursery, host: str = "127.0.0.1", port: int = 0) -> Callable[[], None]:
         """Serve at this address, which becomes the one in Metadata. Returns what ends it."""
         (listener,) = await trio.open_tcp_listeners(port, host=host)
+        self.listeners.append(listener)
         self.node_port = listener.socket.getsockname()[1]
         scope = trio.CancelScope()
 

@@ -18,7 +18,7 @@ AGAIN = (
         "tests/unit/test_session.py",
         "tests/unit/test_session_fetch.py",
     ],
-    [f"tests/loopback/test_{name}.py" for name in ("proxy_shell", "event_loop", "splice_order")],
+    ["tests/loopback/test_proxy_shell.py", "tests/loopback/test_event_loop.py"],
 )
 """Tests that are run again with the Python code, in a process of its own, when this one runs the compiled one."""
 
