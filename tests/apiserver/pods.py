@@ -1,7 +1,5 @@
 """Pods as a cluster's controllers make them, for an API server without controllers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.apiserver_tools import ApiServer

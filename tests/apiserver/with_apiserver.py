@@ -1,7 +1,5 @@
 """The chart and the webhook with a real Kubernetes API server (`make test-apiserver`; not a part of `make test`)."""
 
-from __future__ import annotations
-
 import base64
 import http.server
 import json

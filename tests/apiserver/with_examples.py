@@ -1,8 +1,6 @@
 """With a real Kubernetes API server: each file in examples/ is installed by its own command, and `kquota ui` finds the
 sidecars of a namespace through it. There is no kubelet: a pod's address is this machine's, where a sidecar runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A gateway behind a real balancer: HAProxy, a real broker and real clients."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import ExitStack, suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """The benchmark program: a tiny run against a real broker ends without an error and measures both ways."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A broker with quotas of its own next to ours: the longer throttle counts, once, and metrics distinguish the two."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What the chart renders, at work before a real broker: its configuration, `helm test` and the demo's producer."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

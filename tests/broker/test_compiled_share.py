@@ -1,7 +1,5 @@
 """How many requests of real clients with default settings need interpreted Python: under 1 % of a session's."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

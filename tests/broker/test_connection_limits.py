@@ -1,7 +1,5 @@
 """Limits of connections with the real sidecar, a real broker and real clients."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from collections import Counter

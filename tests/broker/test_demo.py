@@ -1,7 +1,5 @@
 """`kquota demo`, the whole of it: a real broker, two sidecars, real clients."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

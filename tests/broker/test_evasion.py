@@ -1,7 +1,5 @@
 """Limits cannot be escaped: the worst of `make evasion` in short."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

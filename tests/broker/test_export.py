@@ -1,8 +1,6 @@
 """Usage records of the real sidecar: they agree with what clients sent and with /metrics, whatever happens to disk,
 topic, clock or process."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

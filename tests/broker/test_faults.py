@@ -1,7 +1,5 @@
 """Faults, with a real broker and real clients: nothing acknowledged is lost, nothing stays behind."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from typing import Any

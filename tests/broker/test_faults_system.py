@@ -1,27 +1,22 @@
 """Faults of the system around the sidecar, with a real broker: names that do not resolve, and clocks that are set."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from tests.corpus.job import wait_for
+from tests.lab.kafka import KafkaCluster
 from tests.support.fault_tools import create_topic
 from tests.support.programs import program
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
 
 pytestmark = pytest.mark.long
-
-if TYPE_CHECKING:
-    from tests.lab.kafka import KafkaCluster
 
 LIMIT_S = 60.0
 

@@ -1,8 +1,6 @@
 """compose.yaml and README's first commands. No container engine runs here: the file is read as Docker Compose does, and
 what runs in containers runs as processes. Neither the images nor the network between them are tried."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Limits of a whole fleet: real sidecars, a real broker with the topic, real clients."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Real producers that wait longer for their turn than they wait for an answer."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.suites.goodput import Row, measure

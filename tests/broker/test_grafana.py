@@ -1,7 +1,5 @@
 """The Grafana dashboards: every query finds something in a Prometheus that scrapes a real sidecar."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

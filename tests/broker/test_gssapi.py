@@ -1,7 +1,5 @@
 """GSSAPI through the sidecar: a Kerberos server, a broker that takes nothing else, and Kafka's Java clients."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Generator, Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Requests that wait before they are forwarded, as a real sidecar shows them: JSON, text, metrics, the page."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -1,7 +1,5 @@
 """An honest client next to each kind of attacker, all through one sidecar: it is served throughout."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -2,8 +2,6 @@
 its own, and through the sidecar that has them, side by side.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

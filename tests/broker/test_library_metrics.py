@@ -1,7 +1,5 @@
 """Which client libraries wait when they are throttled, as /metrics has it: librdkafka does not, Java does."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """librdkafka has no fetch sessions: each response names all its partitions, with records or without (KIP-227)."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 

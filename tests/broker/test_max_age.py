@@ -1,8 +1,6 @@
 """`connections_max_age_ms` with a real broker and real clients: they reconnect again and again, lose nothing
 and keep to their limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import pytest

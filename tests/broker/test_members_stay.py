@@ -1,7 +1,5 @@
 """Members of a group that heartbeat on the connection they fetch on, far above their limit."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.evasion.honest import finish, go_command

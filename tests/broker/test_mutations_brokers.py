@@ -1,13 +1,11 @@
 """The partition-mutation quota in front of real brokers, request by request: Kafka's cases E8 to E18."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from kafka.protocol.metadata import MetadataResponse
@@ -16,14 +14,12 @@ from kio.serial import entity_reader, entity_writer
 from proxy.core.wire import topics as wire
 from proxy.core.wire.apis import api_name
 from proxy.core.wire.topics import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, STRICT_FROM
+from tests.lab.kafka import KafkaCluster
 from tests.lab.releases import NEW, OLD
 from tests.support.mutation_tools import THROTTLED, create, delete, metadata, partitions
 from tests.support.raw_client import RawClient, set_brokers_quota
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from tests.lab.kafka import KafkaCluster
 
 RATE, WINDOWS = 20, 1
 BURST = RATE * WINDOWS

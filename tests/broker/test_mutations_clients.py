@@ -1,23 +1,19 @@
 """Real admin clients over the mutation quota: what each of them sees, and that it gets there in the end."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.broker.test_mutations_brokers import charged, settled
+from tests.lab.kafka import KafkaCluster
+from tests.support.brokers import JavaTool
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from tests.lab.kafka import KafkaCluster
-    from tests.support.brokers import JavaTool
 
 RATE = 20
 SOURCE = Path(__file__).parents[1] / "java" / "AdminOverQuota.java"

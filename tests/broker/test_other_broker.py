@@ -1,14 +1,12 @@
 """An address that leads to another cluster, as after a pod's address is used again: no record goes there."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.ports import free_ports
 from tests.lab.kafka.properties import ExtraListener
 from tests.support.fault_tools import create_topic
@@ -16,9 +14,6 @@ from tests.support.faults import FaultyNetwork, Link
 from tests.support.records import consume
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from tests.lab.kafka import KafkaCluster
 
 pytestmark = pytest.mark.long  # a broker of its own; loopback/test_node_checks has the same with scripted ones
 
@@ -28,8 +23,6 @@ RECORDS = 60
 @pytest.fixture
 def behind() -> Iterator[tuple[KafkaCluster, Link, Sidecar]]:
     """A cluster of one broker, which names the link as its address, and a sidecar that knows its true one."""
-    from tests.lab.kafka import KafkaCluster
-
     own_port, told_port = free_ports(2)
     listener = ExtraListener("LINKED", own_port, told_port)
     with ExitStack() as stack:

@@ -1,7 +1,5 @@
 """System calls of the real sidecar for each small request, counted by strace in front of a real broker."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

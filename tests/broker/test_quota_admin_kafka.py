@@ -1,7 +1,5 @@
 """Quota administration compared with a real broker, and done with Kafka's own tools through the sidecar."""
 
-from __future__ import annotations
-
 import json
 import math
 import signal
@@ -10,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -20,13 +18,11 @@ from config.overlay import load_overlay
 from config.table import to_table
 from proxy.app.cli.main import app
 from quota.entity import DEFAULT
+from tests.lab.kafka import GuardedProcess, KafkaCluster
+from tests.support.brokers import JavaTool
 from tests.support.raw_client import ClosedByPeerError, Ops, Pairs, RawClient, alter_quotas, produce_message
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from tests.lab.kafka import GuardedProcess, KafkaCluster
-    from tests.support.brokers import JavaTool
 
 PRODUCE, FETCH, TIME = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
 MUTATIONS, RATE = "controller_mutation_rate", "connection_creation_rate"

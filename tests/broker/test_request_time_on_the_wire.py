@@ -1,7 +1,5 @@
 """The request quota with real brokers and real clients: who is throttled, and how good the estimate is."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any

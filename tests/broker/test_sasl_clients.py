@@ -1,8 +1,6 @@
 """Real clients log in by SASL through the sidecar to a real broker: the right user is charged, failures are the same as
 without it, logging in again works under throttle, and no secret is left anywhere."""
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Callable, Iterator

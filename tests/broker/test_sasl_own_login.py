@@ -1,7 +1,5 @@
 """The sidecar's own login at a real broker: brokers, quotas, records and the fleet; what it does without a login."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from pathlib import Path

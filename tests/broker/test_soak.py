@@ -1,7 +1,5 @@
 """The soak in two minutes; half an hour of it is `make soak`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

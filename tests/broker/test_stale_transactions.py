@@ -1,7 +1,5 @@
 """A transaction's end that waits here must not end the transaction after it (a producer without KIP-890's epochs)."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The memory of an idle sidecar and of idle connections."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.rig.procstat import resident_bytes

@@ -1,7 +1,5 @@
 """KIP-219 as a client sees it: the answer leaves at once with the throttle time, then no byte is read."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 from collections.abc import Iterator, Sequence

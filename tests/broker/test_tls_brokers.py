@@ -1,7 +1,5 @@
 """TLS with a real broker and real clients: who is charged, what is refused and how, large records, throttling."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Real client work gives the same results through the sidecar as without it, and no connection goes around it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

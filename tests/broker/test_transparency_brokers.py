@@ -1,7 +1,5 @@
 """Clients find brokers, and only through the sidecar, whatever ids these have, however many, and while they change."""
 
-from __future__ import annotations
-
 import struct
 import uuid
 from collections.abc import Callable, Iterator

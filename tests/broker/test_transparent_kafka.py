@@ -1,7 +1,5 @@
 """Transparent mode with real clients and three real brokers on their own addresses, one of them IPv6."""
 
-from __future__ import annotations
-
 import itertools
 import socket
 import struct

@@ -1,7 +1,5 @@
 """Transparent mode before a real broker with TLS: taken and made again with a key, passed through without one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Before a real broker: limits on trial delay no client and are measured; invented names do not fill the sidecar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

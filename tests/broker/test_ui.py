@@ -1,7 +1,5 @@
 """The page on the admin port in a real browser, of a real sidecar: what people see, in any light and width."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

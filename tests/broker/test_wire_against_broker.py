@@ -1,20 +1,15 @@
 """The table against what real brokers of every supported release advertise and answer."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
 
 from proxy.core.wire import apis, messages, responses, schema
+from tests.lab.kafka import KafkaCluster
 from tests.lab.releases import BETWEEN, NEW, OLD
 from tests.support.raw_client import RawClient
 from tests.support.wire_tools import read_api_versions
-
-if TYPE_CHECKING:
-    from tests.lab.kafka import KafkaCluster
 
 
 @pytest.fixture(params=[NEW, OLD, *(pytest.param(version, marks=pytest.mark.long) for version in BETWEEN)])

@@ -3,8 +3,6 @@
 A process of its own, so that its connections can be distinguished from all others (see connections.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

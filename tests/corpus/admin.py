@@ -1,7 +1,5 @@
 """Admin calls of kafka-python and librdkafka: topics, configurations, offsets, groups, elections."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 

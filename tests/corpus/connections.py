@@ -1,7 +1,5 @@
 """Where processes connect to, as Linux reports it: the proof that nothing goes around the sidecar."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 from typing import NamedTuple, Self

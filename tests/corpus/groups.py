@@ -1,7 +1,5 @@
 """Consumer groups: members come and go, partitions move, offsets are committed; both group protocols."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing

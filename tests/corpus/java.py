@@ -1,7 +1,5 @@
 """Kafka's own Java clients, through the tools of the cluster's version."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What an item of the corpus gets and how its result is made comparable."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping

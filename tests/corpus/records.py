@@ -1,7 +1,5 @@
 """Records: idempotent producers, compression, headers, odd keys and values, and messages of 20 MB."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import zlib

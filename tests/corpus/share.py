@@ -1,7 +1,5 @@
 """Share groups (KIP-932): records are handed out one by one, acknowledged, released and handed out again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.corpus.job import Job, item, wait_for

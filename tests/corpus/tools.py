@@ -1,7 +1,5 @@
 """Small things that many items do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any

@@ -1,7 +1,5 @@
 """Transactions: committed, aborted, consume-transform-produce, and producers that are fenced off."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

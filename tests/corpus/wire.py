@@ -1,7 +1,5 @@
 """Every version of ApiVersions, asked for without a client's help. Answers with addresses: tests/vectors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.corpus.job import Job, item

@@ -1,7 +1,5 @@
 """All tests of this folder on one node: `python -m tests.kubernetes [options of pytest]`."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """The node that the files of this folder share, with a broker in a pod of it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

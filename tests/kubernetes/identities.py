@@ -1,7 +1,5 @@
 """Keys, certificates and kubeconfigs of a node's programs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

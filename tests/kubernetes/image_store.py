@@ -1,7 +1,5 @@
 """The images that the node runs: made by buildah, from Debian's packages and the project's own Dockerfile."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

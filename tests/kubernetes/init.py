@@ -1,7 +1,5 @@
 """The first process of a node's namespaces; a script of the standard library alone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Injection by one label, installed on the node: the webhook's release, and another chart's with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """An application installed with its sidecar: what the test files share."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

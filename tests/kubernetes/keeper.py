@@ -1,7 +1,5 @@
 """Keeps a node's namespaces and control groups, and removes them; a script of the standard library alone."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

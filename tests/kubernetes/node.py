@@ -1,7 +1,5 @@
 """A real Kubernetes node, as a context manager: control plane, kubelet, containerd, runc, CNI, kube-proxy, CoreDNS."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The programs that a Kubernetes node is made of: built from pinned Go modules, or Debian's own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Reports on a real node: the chart's CronJob, over what a sidecar there has recorded on a volume that both mount."""
 
-from __future__ import annotations
-
 import csv
 import json
 import time

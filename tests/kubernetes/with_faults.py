@@ -1,7 +1,5 @@
 """What goes wrong on nodes: a sidecar killed, out of memory or stuck, kubelet and runtime restarted, a drain."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

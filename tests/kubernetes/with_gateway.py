@@ -1,7 +1,5 @@
 """A gateway on a real node: two replicas behind a Service, a rolling update, a disruption budget that holds."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

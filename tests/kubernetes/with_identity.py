@@ -1,7 +1,5 @@
 """Who a pod is, and its certificates: service account tokens and Secrets as the kubelet brings and renews them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an outage does to new pods, running pods and Helm: the table of docs/injection.md, cell by cell."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Prometheus finds the sidecars by asking the API server for pods."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

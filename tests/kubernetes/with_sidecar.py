@@ -1,7 +1,5 @@
 """A pod with the sidecar on a real node: order of start and end, limits, Jobs, changed quotas, bad files."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Transparent mode on a real node: the application keeps its brokers' addresses, an init container redirects them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

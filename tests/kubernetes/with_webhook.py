@@ -1,7 +1,5 @@
 """Injection on a real node: pods of charts that know nothing of kquota, by one label of their namespace."""
 
-from __future__ import annotations
-
 import json
 
 from tests.kubernetes import workloads

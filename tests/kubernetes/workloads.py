@@ -1,7 +1,5 @@
 """What runs in the node's pods: a broker, applications, and what reads topics afterwards."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 from typing import Any, Final

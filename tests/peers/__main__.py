@@ -7,8 +7,6 @@ if there is one that always passes directly and never through the sidecar.
 a test that cannot bear throttling fails in both columns.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """What became of the tests of a suite, and what the sidecar changes about it. No processes here."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence

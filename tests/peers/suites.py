@@ -4,8 +4,6 @@ franz-go comes as a Go module (tests/go/peers), librdkafka inside the crate that
 are pinned by version and sum, and what is built from them is kept in the cache.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
