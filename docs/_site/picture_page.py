@@ -23,10 +23,10 @@ import yaml
 ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.corpus.job import wait_for  # noqa: E402
 from tests.lab.kafka import KafkaCluster  # noqa: E402
 from tests.lab.kafka.ports import free_ports  # noqa: E402
 from tests.support.browser import browser, resize, save_picture, text  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
 
 IMAGES: Final = ROOT / "docs" / "images"
 PICTURE: Final = "ui-light.png"
@@ -100,7 +100,7 @@ def main() -> None:
         quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
         with subprocess.Popen(command, cwd=folder, env=os.environ | NAMES, **quiet) as process:
             try:
-                wait_for("the sidecar", lambda: ready(f"http://127.0.0.1:{admin}/readyz", process))
+                until(lambda: ready(f"http://127.0.0.1:{admin}/readyz", process), "the sidecar")
                 with traffic(f"127.0.0.1:{port}"):
                     time.sleep(TRAFFIC_S)
                     shoot(f"http://127.0.0.1:{admin}/ui/", IMAGES / PICTURE, folder)
@@ -123,16 +123,16 @@ def shoot(url: str, picture: Path, folder: str) -> None:
 
     with browser(WIDTH) as driver:
         driver.get(url)
-        wait_for("the throttled client", lambda: "etl" in text(driver, "#held"))
-        wait_for("history", lambda: "etl" in text(driver, "#counter"))
+        until(lambda: "etl" in text(driver, "#held"), "the throttled client")
+        until(lambda: "etl" in text(driver, "#counter"), "history")
         driver.find_element(By.NAME, "client_id").send_keys("etl\n")
-        wait_for("the explanation", lambda: "THROTTLED" in text(driver, "#explanation"))
-        wait_for("libraries", lambda: "rdkafka" in text(driver, "#libraries"))
+        until(lambda: "THROTTLED" in text(driver, "#explanation"), "the explanation")
+        until(lambda: "rdkafka" in text(driver, "#libraries"), "libraries")
         driver.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
         height = driver.execute_script("return document.documentElement.scrollHeight")
         resize(driver, WIDTH, height)
         time.sleep(1.0)  # the charts take their new width
-        wait_for("a throttled client", lambda: "etl" in text(driver, "#held"))
+        until(lambda: "etl" in text(driver, "#held"), "a throttled client")
         driver.execute_script(RENAME, folder)
         save_picture(driver, picture)
 

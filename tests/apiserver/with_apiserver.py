@@ -20,7 +20,6 @@ import trustme
 import yaml
 
 from tests.apiserver import pods
-from tests.corpus.job import wait_for
 from tests.lab.chart import CHART
 from tests.lab.kafka.ports import free_ports
 from tests.support.apiserver_tools import VERSION, ApiServer, api_server, crds
@@ -39,7 +38,7 @@ from tests.support.chart_tools import (
     render_example,
     render_text,
 )
-from tests.support.waiting import answered
+from tests.support.waiting import answered, until
 from tests.support.web_server import Answering, serving
 from tests.support.webhook_tools import GENERATED, REVIEWS, VALUES, admission_review, service_account
 
@@ -70,7 +69,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         for one in crds():
             running.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", one)
         for kind in (kind for group, kinds in GROUPS.items() if group in OPERATORS for kind in kinds):
-            wait_for(kind, lambda kind=kind: running.ask("GET", path(kind, "default")).status_code == 200)
+            until(lambda kind=kind: running.ask("GET", path(kind, "default")).status_code == 200, kind)
         running.namespace(pods.NAMESPACE, {"kquota.io/injection": "enabled"})
         for name in ("invoices", "monitoring"):
             running.namespace(name)
@@ -217,7 +216,7 @@ def running(api: ApiServer, folder: Path, host: str, port: int, *more: str) -> I
     )  # fmt: skip
     try:
         health = partial(httpx.get, f"https://{host}:{port}/healthz", verify=False)
-        wait_for("the webhook", lambda: answered(lambda: health().status_code == 200))
+        until(lambda: answered(lambda: health().status_code == 200), "the webhook")
         yield
     finally:
         process.send_signal(signal.SIGTERM)

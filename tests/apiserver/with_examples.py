@@ -19,12 +19,12 @@ import yaml
 from config.load import load_bytes, warnings_of
 from tests.apiserver import pods
 from tests.apiserver.with_apiserver import api, path
-from tests.corpus.job import wait_for
 from tests.lab.chart import CHART
 from tests.lab.kafka.ports import free_ports
 from tests.support.apiserver_tools import ApiServer
 from tests.support.chart_tools import EXAMPLES, ROOT, example_values, helm, kubectl_executable, manifest
 from tests.support.forked import run_kquota
+from tests.support.waiting import until
 
 __all__ = ["api"]
 
@@ -106,13 +106,13 @@ def test_ui_shows_the_sidecars_of_a_namespace(
             started = run_kquota(words, tmp_path / name, ())
             stack.callback(started.wait, 20)
             stack.callback(started.send_signal, signal.SIGTERM)
-        page = wait_for("the page", lambda: re.search(r"^namespace shop: (\S+)/ui/", (tmp_path / "ui").read_text()))
+        page = until(lambda: re.search(r"^namespace shop: (\S+)/ui/", (tmp_path / "ui").read_text()), "the page")
 
         def snapshot() -> Any:
             with urllib.request.urlopen(f"{page[1]}/snapshot", timeout=20) as answer:
                 return json.load(answer)
 
-        found = wait_for("the sidecar", lambda: not (said := snapshot())["sidecars"][-1]["error"] and said)
+        found = until(lambda: not (said := snapshot())["sidecars"][-1]["error"] and said, "the sidecar")
         assert [one["pod"] for one in found["sidecars"]] == ["orders-1", "orders-0"]
         assert "orders-1:" in found["sidecars"][0]["error"]
         assert found["sidecars"][1]["not_ready"], "it has no cluster"

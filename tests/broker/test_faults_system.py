@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.support.fault_tools import create_topic
 from tests.support.programs import program
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -44,7 +44,7 @@ def test_set_clock_changes_no_quota(kafka: KafkaCluster, topic: str, tmp_path: P
                 set_clock(clock, step)
                 with RawClient(("127.0.0.1", proxy.port), "passing"):
                     pass  # its end is a line in the log
-                wait_for("a line of this day", lambda: len(dates_of(proxy.log)) == dates, LIMIT_S)  # noqa: B023
+                until(lambda: len(dates_of(proxy.log)) == dates, "a line of this day", LIMIT_S)  # noqa: B023
                 # 50 000 B at 100 000 B/s: half a second more each time, however the clock is set. On a slow machine the
                 # window has made room meanwhile.
                 for _ in range(30):
@@ -61,7 +61,7 @@ def test_set_clock_changes_no_quota(kafka: KafkaCluster, topic: str, tmp_path: P
             text["quotas"][0]["producer_byte_rate"] = 50_000
             set_clock(clock, "-1d")
             proxy.config.write_text(yaml.safe_dump(text))  # noticed by its content, not by its time
-            wait_for("the reload", lambda: proxy.metric("kquota_quota_limit", client_id="paced") == 50_000, LIMIT_S)
+            until(lambda: proxy.metric("kquota_quota_limit", client_id="paced") == 50_000, "the reload", LIMIT_S)
         total = proxy.metric("kquota_bytes_total", kind="produce", client_id="paced")
     took_s = time.monotonic() - began_s
     rows = [json.loads(line) for path in usage.rglob("*.jsonl") for line in path.read_text().splitlines()]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.support.prometheus_tools import prometheus, rules, value
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import get, sidecar
+from tests.support.waiting import until
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy/grafana"
 EMPTY_HERE = {
@@ -47,15 +47,15 @@ def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, t
         with RawClient(f"127.0.0.1:{running.port}", "greedy") as client:
             name = client.topic(topic)
             series = 'kquota_throttle_seconds_total{client_id="greedy",cause="produce"}==bool 0'
-            wait_for("its series", lambda: value(url, series))
+            until(lambda: value(url, series), "its series")
             client.ask(produce_message(9, name, [b"x" * 250_000]))
             # Whether it waits is known before the mute ends; it says no library.
-            wait_for("its library", lambda: value(url, 'kquota_library_mutes_total{library="unknown"}'))
+            until(lambda: value(url, 'kquota_library_mutes_total{library="unknown"}'), "its library")
         with socket.create_connection(("127.0.0.1", running.port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             stranger.recv(1)
         ratio = 'kquota:throttle:ratio_rate5m{client_id="greedy",cause="produce"}'
-        wait_for("the recorded rate", lambda: value(url, f"{ratio} > 0"))
+        until(lambda: value(url, f"{ratio} > 0"), "the recorded rate")
 
         def empty() -> set[str]:
             with RawClient(f"127.0.0.1:{running.port}", "shared") as client:
@@ -71,7 +71,7 @@ def test_every_query_finds_something_in_a_real_prometheus(kafka: KafkaCluster, t
             return found - EMPTY_HERE
 
         # Rates need two scrapes of a series: what has just happened is seen a moment later.
-        wait_for("something in every panel", lambda: not empty())
+        until(lambda: not empty(), "something in every panel")
         assert empty() == set()
         groups = get(f"{url}/api/v1/rules").json()["data"]["groups"]
         health = {one["name"]: (one["health"], one.get("lastError", "")) for group in groups for one in group["rules"]}

@@ -8,11 +8,11 @@ from typing import Any
 from typer.testing import CliRunner
 
 from proxy.app.cli.main import app
-from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.support.browser import Browse, text
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
+from tests.support.waiting import until
 
 RATE = 20_000
 
@@ -35,7 +35,7 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
         for arguments in (explain, top):
             CliRunner().invoke(app, arguments)
         driver.get(f"{running.admin}/ui")
-        wait_for("the page", lambda: text(driver, "#status").startswith("ready"))
+        until(lambda: text(driver, "#status").startswith("ready"), "the page")
         # 20 s' worth: (40 - 20) / 20 * 10 s is 10 s of debt, of which 1 s is announced
         begun_at = time.monotonic()
         answer = first.ask(produce_message(9, name, [b"x" * 20 * RATE]), 60)
@@ -54,11 +54,11 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
         def waiting() -> list[dict[str, Any]]:
             return [one for one in running.get("/connections")["connections"] if one["state"] == "waiting"]
 
-        wait_for("a connection that waits", waiting)
+        until(waiting, "a connection that waits")
         seen_at = time.monotonic()
-        wait_for("its counter", lambda: "1 waiting" in text(driver, "#groups"))
-        wait_for("its connection", lambda: "waits" in text(driver, "#connections"))
-        wait_for("its line", lambda: "1 connection waits, the next passes in" in text(driver, "#held"))
+        until(lambda: "1 waiting" in text(driver, "#groups"), "its counter")
+        until(lambda: "waits" in text(driver, "#connections"), "its connection")
+        until(lambda: "1 connection waits, the next passes in" in text(driver, "#held"), "its line")
         assert ", 1 waiting" in text(driver, "#status")
         (one,) = waiting()
         assert (one["waiting_for"], one["muted_for_ms"]) == ("produce", 0)

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.soak import rss_mb
 from tests.support.attackers import KINDS, ONCE, Attackers, attackers
 from tests.support.fault_tools import create_topic
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 SHORT = ("http_get", "cut_headers", "slow_reader")
@@ -147,7 +147,7 @@ def test_attackers_leave_nothing_behind(running: Sidecar, honest: Honest, seen: 
         honest.exchange_ms()
         return all("honest" in each["client_ids"] for each in running.get("/connections")["connections"])
 
-    wait_for("the attackers' connections to end", gone, 60)
+    until(gone, "the attackers' connections to end", 60)
     time.sleep(1.1)  # an exposition is given again for up to a second
     assert running.metric("kquota_connections_closed_total", reason="internal_error") == 0
     assert seen, f"no attacks of the {lane} lane"

@@ -6,11 +6,11 @@ import time
 import pytest
 from confluent_kafka import Producer
 
-from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.support.clients import Load, in_background, produce_java_perf
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
 
@@ -23,8 +23,8 @@ def hasty(running: Sidecar, topic: str) -> None:
     """librdkafka goes on sending whatever the throttle time (KIP-219), until a mute has been judged."""
     producer = Producer({"bootstrap.servers": running.bootstrap, "client.id": "hasty", "linger.ms": 0})
     producer.produce(topic, b"x" * 450_000)  # most of what the window of 10 s holds
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until and not ignored(running):
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end and not ignored(running):
         for _ in range(10):
             producer.produce(topic, b"x" * 10_000)
             producer.poll(0.05)
@@ -56,7 +56,7 @@ def test_librdkafka_ignores_and_java_honours_throttle_time(kafka: KafkaCluster, 
             hasty(running, topic)
             patient.result(LIMIT_S).assert_complete(load)
         # An exposition younger than a second is given again.
-        wait_for("Java's mutes", lambda: "apache-kafka-java" in libraries(running))
+        until(lambda: "apache-kafka-java" in libraries(running), "Java's mutes")
         java, rdkafka = (libraries(running)[name] for name in ("apache-kafka-java", "confluent-kafka-python"))
         assert java["mutes"] >= 1
         assert java["mute_seconds"] >= 0.2 * java["mutes"]

@@ -15,11 +15,11 @@ import pytest
 from proxy.core.wire.apis import api_name
 from tests.corpus import ITEMS
 from tests.corpus.connections import Connection, ConnectionWatch
-from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.lab.releases import NEW, OLD, RUN
 from tests.support.raw_client import RawClient
 from tests.support.sidecars import sidecar
+from tests.support.waiting import until
 
 CLUSTERS = [pytest.param(version, marks=[] if version == NEW else [pytest.mark.long]) for version in RUN]
 """The new one has three brokers (most other tests have one of it), the others have one."""
@@ -94,7 +94,7 @@ def await_coordinator(cluster: KafkaCluster) -> None:
         with RawClient(cluster.bootstrap[0]) as client:
             return bool(client.ask(FindCoordinatorRequest(version=1, key="corpus", key_type=0)).message.error_code == 0)
 
-    wait_for("a group coordinator", found)
+    until(found, "a group coordinator")
 
 
 def run_corpus(cluster: KafkaCluster, items: list[str], folder: Path) -> Run:
@@ -118,7 +118,7 @@ def run_corpus(cluster: KafkaCluster, items: list[str], folder: Path) -> Run:
                     child.kill()
                     child.wait()
         # The children have ended, the sidecar learns of it in its own time.
-        wait_for("all connections to be closed", lambda: proxy.metric("kquota_connections_open") == 0)
+        until(lambda: proxy.metric("kquota_connections_open") == 0, "all connections to be closed")
         found = {way: json.loads((folder / f"{mark}.json").read_text()) for way, mark in marks.items()}
         learned = {way: {(who, host, port) for who, host, port in found[way]["learned"]} for way in found}
         return Run(

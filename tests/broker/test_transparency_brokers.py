@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.corpus.job import Job, wait_for
+from tests.corpus.job import Job
 from tests.corpus.records import SENDERS, Record, read_confluent, send_aiokafka, send_confluent, send_kafka_python
 from tests.corpus.tools import create_topic_on, leaders, wait_until_known
 from tests.lab.kafka import KafkaCluster, run_tool
@@ -18,6 +18,7 @@ from tests.support.fault_tools import Producing, at_work, least_held, nothing_le
 from tests.support.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.support.session_tools import kio_message
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 from tests.support.wire_tools import kio_frame
 
 NOT_LEADER_OR_FOLLOWER, SHARE_FETCH = 6, 78
@@ -200,14 +201,14 @@ def move_leader(job: Job, topic: str, replicas: list[int]) -> None:
 
     with KafkaAdminClient(bootstrap_servers=job.bootstrap) as admin:
         admin.alter_partition_reassignments({TopicPartition(topic, 0): replicas})
-        wait_for("the end of the move", lambda: not admin.list_partition_reassignments({topic: [0]}))
+        until(lambda: not admin.list_partition_reassignments({topic: [0]}), "the end of the move")
 
         def elected() -> bool:
             # Refused while the wanted broker, just started again, is not in sync: asked again then.
             admin.elect_leaders(0, {topic: [0]}, raise_errors=False)
             return leaders(job, topic) == {0: replicas[0]}
 
-        wait_for("the election", elected)
+        until(elected, "the election")
     wait_until_known(job, topic, {0: replicas})
 
 
@@ -236,7 +237,7 @@ def test_new_broker_gets_listener_and_moved_one_keeps_it() -> None:
             except ProbeError:
                 return False
 
-        wait_for("the sidecar to find the new address", answers)
+        until(answers, "the sidecar to find the new address")
         for send, offset in ((send_confluent, 1), (send_aiokafka, 2)):
             assert send(job, topic, [Record(None, b"more")]) == [offset]
         assert [each.value for each in read_confluent(job, topic, 1, 3)] == [b"one", b"more", b"more"]
@@ -263,7 +264,7 @@ def test_producers_of_other_kinds_follow_leaders(cluster: KafkaCluster) -> None:
     def more_come() -> None:
         """Wait until each has written more; none has ended."""
         for topic, count in {topic: written(topic) for topic in topics.values()}.items():
-            wait_for(f"more than {count} in {topic}", lambda topic=topic, count=count: written(topic) > count, 120)
+            until(lambda topic=topic, count=count: written(topic) > count, f"more than {count} in {topic}", 120)
             assert count < records, "too few records for this test"
 
     slow = [{"client-id": name, "producer_byte_rate": 30_000} for name in settings]

@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.corpus.job import wait_for
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.ports import free_ports
 from tests.support.browser import Browse, accessible, text
 from tests.support.forked import run_kquota
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import until
 from tests.support.web_server import web_server
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
@@ -98,19 +98,19 @@ def test_page_shows_throttled_clients_and_reasons(busy: Sidecar, browse: Browse)
 
     with browse() as driver:
         driver.get(f"{busy.admin}/ui")
-        held = wait_for("a throttled client", lambda: "greedy" in text(driver, "#held") and text(driver, "#held"))
+        held = until(lambda: "greedy" in text(driver, "#held") and text(driver, "#held"), "a throttled client")
         assert "produce: (all) / greedy" in held
         assert " of 20 kB/s; producer_byte_rate of <default client-id>, set in the file " in held
         assert text(driver, "#status").startswith("ready · ")
         who = r"\S+ · 127\.0\.0\.1:\d+ · rewrite · [\d.]+\S* · configuration of \d{4}-\d\d-\d\d \d\d:\d\d UTC"
         assert re.fullmatch(who, text(driver, "#who"))
         since = r"greedy since \d\d:\d\dZ( or before)?, \d+ % of the last minute"
-        wait_for("since when", lambda: re.search(since, text(driver, "#held")))
-        wait_for("all groups", lambda: "idle" in text(driver, "#groups") and "img src" in text(driver, "#groups"))
+        until(lambda: re.search(since, text(driver, "#held")), "since when")
+        until(lambda: "idle" in text(driver, "#groups") and "img src" in text(driver, "#groups"), "all groups")
         # Names of clients are text, whatever they say.
         assert EVIL in text(driver, "#groups")
         assert TURNED_SHOWN in text(driver, "#groups")
-        wait_for("its connection", lambda: f"{TURNED_SHOWN}/{TURNED_SHOWN}" in text(driver, "#connections"))
+        until(lambda: f"{TURNED_SHOWN}/{TURNED_SHOWN}" in text(driver, "#connections"), "its connection")
         assert driver.title == "kquota"
         assert driver.find_elements(By.CSS_SELECTOR, "img") == []
         # (At one moment: the page may replace an element between two questions.)
@@ -124,36 +124,36 @@ def test_page_shows_throttled_clients_and_reasons(busy: Sidecar, browse: Browse)
         assert re.fullmatch(r"20 kB/s\ncandidate 10 kB/s: \d+ %, would delay \d+", row[4])
         # Filter, history of the row that is picked, connections, explain.
         driver.find_element(By.ID, "filter").send_keys("IDLE")
-        wait_for("the filter", lambda: len(groups(driver)) == 1)
-        wait_for("history", lambda: "idle" in text(driver, "#counter"))
+        until(lambda: len(groups(driver)) == 1, "the filter")
+        until(lambda: "idle" in text(driver, "#counter"), "history")
         groups(driver)[0].click()
         assert driver.execute_script(CHOSEN) == "produce: (all) / idle"
         # What is hovered, with its limit and the limit on trial.
-        wait_for("values", lambda: re.fullmatch(rf"{VALUES}limit1 MB/s", driver.execute_script(HOVER) or ""))
+        until(lambda: re.fullmatch(rf"{VALUES}limit1 MB/s", driver.execute_script(HOVER) or ""), "values")
         driver.execute_script(CHOOSE, "produce: (all) / greedy")
         shown = rf"{VALUES}limit20 kB/scandidate10 kB/s"
-        wait_for("the limit on trial", lambda: re.fullmatch(shown, driver.execute_script(HOVER) or ""))
+        until(lambda: re.fullmatch(shown, driver.execute_script(HOVER) or ""), "the limit on trial")
         driver.execute_script(CHOOSE, "produce: (all) / idle")
         driver.find_element(By.CSS_SELECTOR, "#range option[value='5']").click()
-        wait_for("the row's explanation", lambda: "client-id idle" in text(driver, "#explanation"))
+        until(lambda: "client-id idle" in text(driver, "#explanation"), "the row's explanation")
         assert f"kquota explain --admin {busy.admin} --client-id 'idle'" in text(driver, "#explanation")
         # The address alone brings another reader to the same place.
         shared = driver.current_url
         driver.get("about:blank")
         driver.get(shared)
-        wait_for("the same explanation", lambda: "client-id idle" in text(driver, "#explanation"))
-        wait_for("the same rows", lambda: len(groups(driver)) == 1)
+        until(lambda: "client-id idle" in text(driver, "#explanation"), "the same explanation")
+        until(lambda: len(groups(driver)) == 1, "the same rows")
         assert driver.find_element(By.ID, "range").get_attribute("value") == "5"
-        wait_for("the same history", lambda: driver.execute_script(CHOSEN) == "produce: (all) / idle")
+        until(lambda: driver.execute_script(CHOSEN) == "produce: (all) / idle", "the same history")
         assert len(driver.find_elements(By.CSS_SELECTOR, ".charts canvas")) == 3
-        assert wait_for("connections", lambda: "greedy" in text(driver, "#connections"))
+        assert until(lambda: "greedy" in text(driver, "#connections"), "connections")
         # (A client that gets no core for a second seems to ignore its mute; some twenty others outweigh that.)
-        wait_for("libraries", lambda: re.search("unknown.*yes", text(driver, "#libraries")), 120)
+        until(lambda: re.search("unknown.*yes", text(driver, "#libraries")), "libraries", 120)
         field = driver.find_element(By.NAME, "client_id")
         field.clear()
         field.send_keys("greedy")
         driver.find_element(By.CSS_SELECTOR, "#explain button").click()
-        explained = wait_for("the explanation", lambda: "greedy" in (shown := text(driver, "#explanation")) and shown)
+        explained = until(lambda: "greedy" in (shown := text(driver, "#explanation")) and shown, "the explanation")
         assert "THROTTLED by produce" in explained
         winner = driver.find_element(By.CSS_SELECTOR, "#explanation td.wins")
         assert winner.text == "20 kB/s (20000) in force"
@@ -163,7 +163,7 @@ def test_page_shows_throttled_clients_and_reasons(busy: Sidecar, browse: Browse)
         driver.execute_script("document.getElementsByName('client_id')[0].value = arguments[0]", TURNED)
         driver.find_element(By.CSS_SELECTOR, "#explain button").click()
         shown = r'client-id "abc\u202egnol\u2066\u200f\u061c'
-        wait_for("its explanation", lambda: shown in text(driver, "#explanation"))
+        until(lambda: shown in text(driver, "#explanation"), "its explanation")
         assert "\u202e" not in driver.find_element(By.TAG_NAME, "main").text
         driver.find_element(By.CSS_SELECTOR, "#lately summary").click()
         assert "Produce" in text(driver, "#decisions")
@@ -178,11 +178,11 @@ def test_ui_is_readable_in_both_themes_and_any_width(busy: Sidecar, width: int, 
 
     with browse(width, dark=dark) as driver:
         driver.get(f"{busy.admin}/ui/")
-        wait_for("the groups", lambda: "greedy" in text(driver, "#groups"))
+        until(lambda: "greedy" in text(driver, "#groups"), "the groups")
         driver.find_element(By.NAME, "client_id").send_keys("greedy\n")
-        wait_for("the explanation", lambda: "THROTTLED" in text(driver, "#explanation"))
+        until(lambda: "THROTTLED" in text(driver, "#explanation"), "the explanation")
         driver.find_element(By.CSS_SELECTOR, "#lately summary").click()
-        wait_for("a throttle", lambda: "Produce" in text(driver, "#decisions"))
+        until(lambda: "Produce" in text(driver, "#decisions"), "a throttle")
         wide = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
         assert wide[0] <= wide[1], "the page itself never scrolls sideways; its tables do"
         # Who, now, use and state are seen without scrolling a table sideways.
@@ -194,7 +194,7 @@ def test_ui_is_readable_in_both_themes_and_any_width(busy: Sidecar, width: int, 
         )
         assert len(rights) == 4
         assert max(rights) <= width
-        times = wait_for("the charts", lambda: driver.execute_script(TIMES))
+        times = until(lambda: driver.execute_script(TIMES), "the charts")
         for labels, places in times:
             assert all(re.fullmatch(r"[0-2]\d:[0-5]\d", label) for label in labels), labels
             # A label of five digits is 35 px wide.
@@ -224,22 +224,22 @@ def test_ui_works_by_keyboard(busy: Sidecar, browse: Browse) -> None:
             raise AssertionError(f"{what} ({selector}) is not reached by the Tab key")
 
         driver.get(f"{busy.admin}/ui/")
-        wait_for("the groups", lambda: "idle" in text(driver, "#groups"))
-        wait_for("history", lambda: "idle" in text(driver, "#counter"))
+        until(lambda: "idle" in text(driver, "#groups"), "the groups")
+        until(lambda: "idle" in text(driver, "#counter"), "history")
         tab_to("the last throttles", "#lately summary").send_keys(Keys.ENTER)
         assert driver.find_element(By.ID, "decisions").is_displayed()
         tab_to("the filter", "#filter").send_keys("idle")
-        wait_for("the filter", lambda: len(groups(driver)) == 1)
+        until(lambda: len(groups(driver)) == 1, "the filter")
         tab_to("a counter", "button.pick").send_keys(Keys.ENTER)
         assert driver.execute_script(CHOSEN) == "produce: (all) / idle"
         # It stays in focus while the page asks again every two seconds.
         asked = text(driver, "#at")
-        wait_for("the next answers", lambda: text(driver, "#at") not in (asked, ""))
+        until(lambda: text(driver, "#at") not in (asked, ""), "the next answers")
         assert focused().get_attribute("class") == "pick"
         tab_to("a table", "div.scroll[aria-label='Table of connections']")
         driver.find_element(By.ID, "filter").click()
         tab_to("the client-id", "input[name=client_id]").send_keys(Keys.CONTROL, "a", Keys.NULL, "greedy", Keys.ENTER)
-        wait_for("the explanation", lambda: "in force" in text(driver, "#explanation"))
+        until(lambda: "in force" in text(driver, "#explanation"), "the explanation")
 
 
 @pytest.mark.long
@@ -247,16 +247,16 @@ def test_ui_reports_unreachable_sidecar(kafka: KafkaCluster, browse: Browse) -> 
     with browse() as driver:
         with sidecar(kafka.bootstrap, []) as running:
             driver.get(f"{running.admin}/ui")
-            wait_for("the status", lambda: text(driver, "#status").startswith("ready"))
+            until(lambda: text(driver, "#status").startswith("ready"), "the status")
             assert driver.execute_script(DIMMED) == "1"
             # One that hangs is as bad, and what it said before is not what is.
             os.kill(running.pid, signal.SIGSTOP)
             try:
-                wait_for("the timeout", lambda: float(driver.execute_script(DIMMED)) < 1, 30)
+                until(lambda: float(driver.execute_script(DIMMED)) < 1, "the timeout", 30)
             finally:
                 os.kill(running.pid, signal.SIGCONT)
-            wait_for("its return", lambda: driver.execute_script(DIMMED) == "1")
-        wait_for("the end", lambda: "unreachable" in text(driver, "#status"))
+            until(lambda: driver.execute_script(DIMMED) == "1", "its return")
+        until(lambda: "unreachable" in text(driver, "#status"), "the end")
         assert float(driver.execute_script(DIMMED)) < 1
 
 
@@ -274,10 +274,10 @@ def test_many_sidecars_are_on_one_page(busy: Sidecar, kafka: KafkaCluster, brows
         arguments = [word for host in hosts for word in ("--admin", host)]
         serving = run_kquota(["ui", *arguments, "--port", "0"], log)
         stack.callback(serving.kill)
-        (url,) = wait_for("its address", lambda: re.findall(r"^4 sidecars: (\S+)", log.read_text()))
+        (url,) = until(lambda: re.findall(r"^4 sidecars: (\S+)", log.read_text()), "its address")
         driver = stack.enter_context(browse())
         driver.get(url)
-        wait_for("who is throttled", lambda: f"greedy in {hosts[1]}" in text(driver, "#held"))
+        until(lambda: f"greedy in {hosts[1]}" in text(driver, "#held"), "who is throttled")
         rows = [line.split()[:2] for line in text(driver, "#sidecars tbody").splitlines()]
         assert rows == [[hosts[0], f"{gone}:"], [hosts[1], "ready"], *([host, "ready"] for host in sorted(hosts[2:]))]
         status, rows = driver.execute_script(ROWS)
@@ -285,20 +285,20 @@ def test_many_sidecars_are_on_one_page(busy: Sidecar, kafka: KafkaCluster, brows
         assert f" of {len(rows)} counters" in status
         assert hosts[1] in text(driver, "#connections")
         assert f"unexpected row of {hosts[3]}: " in text(driver, "#connections")
-        wait_for("libraries", lambda: "unknown" in text(driver, "#libraries"), 120)
+        until(lambda: "unknown" in text(driver, "#libraries"), "libraries", 120)
         assert not driver.find_element(By.ID, "explain").is_displayed()
         accessible(driver)
         # A row leads to its sidecar's page, which explains it.
         driver.find_element(By.ID, "filter").send_keys("greedy")
-        wait_for("the filter", lambda: len(groups(driver)) == 1)
+        until(lambda: len(groups(driver)) == 1, "the filter")
         here = driver.current_window_handle
         groups(driver)[0].click()
-        (there,) = wait_for("a page", lambda: set(driver.window_handles) - {here})
+        (there,) = until(lambda: set(driver.window_handles) - {here}, "a page")
         driver.switch_to.window(there)
         try:
             assert driver.current_url.startswith(f"{busy.admin}/ui/#")
-            wait_for("the explanation", lambda: "client-id greedy" in text(driver, "#explanation"))
-            wait_for("its history", lambda: driver.execute_script(CHOSEN) == "produce: (all) / greedy")
+            until(lambda: "client-id greedy" in text(driver, "#explanation"), "the explanation")
+            until(lambda: driver.execute_script(CHOSEN) == "produce: (all) / greedy", "its history")
         finally:
             driver.close()
             driver.switch_to.window(here)

@@ -3,9 +3,10 @@
 from contextlib import closing
 from typing import Any
 
-from tests.corpus.job import Job, item, outcome, wait_for
+from tests.corpus.job import Job, item, outcome
 from tests.corpus.records import Record, send_confluent
 from tests.corpus.tools import leave_out, wait_until_known
+from tests.support.waiting import until
 
 
 @item()
@@ -89,7 +90,7 @@ def everything_confluent(job: Job) -> Any:
         found = admin.describe_configs([resource])[resource].result(60)
         return {each.name: (each.value, each.source, each.is_default) for each in found.values()}
 
-    changed = wait_for("the change", lambda: (now := configs())["retention.ms"][0] == "80000000000000" and now)
+    changed = until(lambda: (now := configs())["retention.ms"][0] == "80000000000000" and now, "the change")
     result["configs"] = changed
     send_confluent(job, name, [Record(None, b"x", partition=number % 4) for number in range(40)])
     every = [TopicPartition(name, number) for number in range(4)]

@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
-from tests.corpus.job import Job, item, wait_for
+from tests.corpus.job import Job, item
 from tests.corpus.records import Record, send_confluent
 from tests.corpus.tools import committed, create_topic, leave_out
 from tests.support.records import subscribed
+from tests.support.waiting import until
 
 PARTITIONS = 4
 PER_PARTITION = 25
@@ -66,8 +67,8 @@ def rebalances(
     first = join("first")
     second: Member | None = None
     try:
-        wait_for("the first member gets everything", lambda: first.error or first.assigned == set(range(PARTITIONS)))
-        wait_for("it reads everything", lambda: first.error or first.read >= EVERYTHING)
+        until(lambda: first.error or first.assigned == set(range(PARTITIONS)), "the first member gets everything")
+        until(lambda: first.error or first.read >= EVERYTHING, "it reads everything")
         steps.append(("one member", sorted(first.assigned), describe()))
         second = join("second")
         two = (first, second)
@@ -76,12 +77,12 @@ def rebalances(
         def failed() -> bool:
             return any(each.error for each in two)
 
-        wait_for("half each", lambda: failed() or [len(each.assigned) for each in two] == [half, half])
+        until(lambda: failed() or [len(each.assigned) for each in two] == [half, half], "half each")
         both, wanted = first.assigned | second.assigned, more()
-        wait_for("they read on", lambda: failed() or first.read | second.read >= wanted)
+        until(lambda: failed() or first.read | second.read >= wanted, "they read on")
         steps.append(("two members", sorted(both), describe()))
         first.leave()
-        wait_for("the second gets everything", lambda: second.error or second.assigned == set(range(PARTITIONS)))
+        until(lambda: second.error or second.assigned == set(range(PARTITIONS)), "the second gets everything")
         steps.append(("the other member", sorted(second.assigned), describe()))
         # Nothing that was committed comes again, and nothing is lost.
         steps.append(("read by the first", len(first.read & EVERYTHING)))
@@ -162,7 +163,7 @@ def _confluent(job: Job, suffix: str, settings: Mapping[str, Any]) -> Any:
             assigned = sum(member[2] for member in found["members"])
             return (found["state"], assigned) in (("STABLE", PARTITIONS), ("EMPTY", 0)) and found
 
-        return wait_for("a settled group", done)
+        return until(done, "a settled group")
 
     return rebalances(join, settled, lambda: committed(job, group, topic, PARTITIONS))
 

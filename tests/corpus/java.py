@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from tests.corpus.groups import PARTITIONS, PER_PARTITION, Member, filled_topic, rebalances
-from tests.corpus.job import POLL_S, Job, item
+from tests.corpus.job import Job, item
 from tests.corpus.records import Record, read_kafka_python, send_confluent
 from tests.corpus.tools import committed, create_topic, read_from_the_start
 from tests.lab.kafka import GuardedProcess, run_tool, start_tool
@@ -88,7 +88,7 @@ def _rebalance(job: Job, suffix: str, protocol: str) -> Any:
 
         def poll() -> tuple[set[int], set[tuple[int, int]]]:
             assert consumer.process.poll() is None, consumer.errors
-            time.sleep(POLL_S)
+            time.sleep(0.1)
             return consumer.assigned(), consumer.read()
 
         return Member(poll, consumer.stop)

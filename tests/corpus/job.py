@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from tests.support.waiting import until
-
 PREFIX_PLACEHOLDER = "~"
-LIMIT_S = 60.0
-POLL_S = 0.02
 
 
 @dataclass
@@ -104,7 +100,3 @@ def digest(parts: Iterable[bytes]) -> str:
         sha.update(len(part).to_bytes(8, "big"))
         sha.update(part)
     return sha.hexdigest()[:16]
-
-
-def wait_for(what: str, look: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    return until(look, what, limit_s)

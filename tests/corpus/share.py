@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from tests.corpus.job import Job, item, wait_for
+from tests.corpus.job import Job, item
 from tests.corpus.records import Record, send_confluent
 from tests.corpus.tools import create_topic, read_from_the_start
+from tests.support.waiting import until
 
 
 @item(ShareGroupHeartbeat=1, ShareFetch=1, ShareAcknowledge=1)
@@ -32,6 +33,6 @@ def acknowledgements(job: Job) -> Any:
         consumer.commit_sync()
         return sum(deliveries.values()) >= 40  # 30, and the ten released ones once more
 
-    wait_for("records", look)
+    until(look, "records")
     consumer.close()
     return sorted(deliveries.items())

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
-from tests.corpus.job import Job, wait_for
+from tests.corpus.job import Job
 from tests.support.raw_client import RawClient
+from tests.support.waiting import until
 
 FOREVER = {"retention.ms": "-1"}
 """Records here have old timestamps, and half a minute after its start a broker begins to delete what is too old."""
@@ -36,7 +37,7 @@ def wait_until_known(job: Job, topic: str, assignments: Mapping[int, list[int]])
     expected = {partition: (nodes[0], sorted(nodes), sorted(nodes)) for partition, nodes in sorted(assignments.items())}
     for node, address in broker_addresses(job).items():
         with RawClient(address) as client:
-            wait_for(f"{expected} for {topic} on broker {node}", lambda: _partitions(client, topic) == expected)
+            until(lambda: _partitions(client, topic) == expected, f"{expected} for {topic} on broker {node}")
 
 
 def leaders(job: Job, topic: str) -> dict[int, int]:
@@ -78,7 +79,7 @@ def committed(job: Job, group: str, topic: str, partitions: int = 1) -> dict[int
         found = admin.list_consumer_group_offsets([asked], require_stable=True)[group].result(60).topic_partitions
         return None if any(each.error for each in found) else {each.partition: each.offset for each in found}
 
-    return dict(wait_for("stable offsets", stable))
+    return dict(until(stable, "stable offsets"))
 
 
 def leave_out(value: Any, *names: str) -> Any:
@@ -99,7 +100,7 @@ def read_from_the_start(job: Job, group: str) -> None:
         admin.alter_configs([ConfigResource(ConfigResourceType.GROUP, group, configs)], raise_on_unknown=False)
     for node, address in broker_addresses(job).items():
         with RawClient(address) as client:
-            wait_for(f"the option of {group} on broker {node}", lambda: _reset(client, group) == "earliest")
+            until(lambda: _reset(client, group) == "earliest", f"the option of {group} on broker {node}")
 
 
 def _reset(client: RawClient, group: str) -> str | None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from traceback import clear_frames
 from typing import Any, NamedTuple, Self
 
-from tests.corpus.job import wait_for
 from tests.support.history import Event, History, assert_clean
 from tests.support.sidecars import Sidecar
+from tests.support.waiting import until
 
 VALUE_BYTES = 1000
 PER_S = 150
@@ -49,7 +49,7 @@ class Working:
 
     def wait_for_progress(self, count: int = 100) -> None:
         wanted = self.done + count
-        wait_for(f"{count} more of {type(self).__name__}", lambda: self.done >= wanted, PROGRESS_S)
+        until(lambda: self.done >= wanted, f"{count} more of {type(self).__name__}", PROGRESS_S)
 
     def finish(self) -> None:
         """Begin nothing more, and wait for the end of what was begun."""
@@ -298,7 +298,7 @@ def at_work(
             producer.finish()
         log = read_log(direct, topic, partitions)
         last = {event.partition: event.offset for event in log if event.what == "polled"}
-        wait_for(f"the records up to {last}", lambda: work.consuming.last == last, FINISH_S)
+        until(lambda: work.consuming.last == last, f"the records up to {last}", FINISH_S)
         work.consuming.finish()
     history += log
     if clean:
