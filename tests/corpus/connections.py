@@ -1,6 +1,7 @@
 """Where processes connect to, as Linux reports it: the proof that nothing goes around the sidecar."""
 
 import threading
+import time
 from contextlib import suppress
 from typing import NamedTuple, Self
 
@@ -9,6 +10,8 @@ import psutil
 SAMPLE_S = 0.1
 OVER = (psutil.CONN_LISTEN, psutil.CONN_TIME_WAIT, psutil.CONN_CLOSE)
 """States in which no bytes are exchanged (any more)."""
+STARTED_S = 2.0
+"""A process that is as old runs its own program, with an environment that stays."""
 
 
 class Connection(NamedTuple):
@@ -25,6 +28,7 @@ class ConnectionWatch:
         """`variable`: the environment variable whose values mark families of processes."""
         self._variable = variable
         self._seen: set[Connection] = set()
+        self._others: set[psutil.Process] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._error: BaseException | None = None
@@ -52,9 +56,13 @@ class ConnectionWatch:
             self._error = error
 
     def _look(self, process: psutil.Process) -> None:
+        if process in self._others:
+            return
         if mark := process.environ().get(self._variable):
             for one in process.net_connections("tcp"):
                 if one.raddr and one.status not in OVER:
                     # Java's sockets are IPv6 with mapped addresses.
                     host = one.raddr.ip.removeprefix("::ffff:")
                     self._seen.add(Connection(mark, process.name(), host, one.raddr.port))
+        elif time.time() - process.create_time() > STARTED_S:
+            self._others.add(process)
