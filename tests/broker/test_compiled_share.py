@@ -59,17 +59,14 @@ SMALL_FETCHES = {
 }
 
 
-@pytest.mark.parametrize("name", list(ONE_EACH))
+@pytest.mark.parametrize("name", [*ONE_EACH, "transactions"])
 def test_produces_compiled(name: str, kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
-    assert share(kafka.bootstrap, tmp_path, client(name, PRODUCERS, topic, **ONE_EACH[name])) < AT_MOST
-
-
-def test_produces_transactions_compiled(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
-    def run(bootstrap: str, records: int) -> None:
+    def transactions(bootstrap: str, records: int) -> None:
         words = ["--bootstrap-server", bootstrap, "--topic", topic, "--num-records", str(records)]
         words += ["--record-size", "500", "--throughput", "-1", "--transaction-duration-ms", "100"]
         run_tool("org.apache.kafka.tools.ProducerPerformance", [*words, "--command-property", "batch.size=1"])
 
+    run = client(name, PRODUCERS, topic, **ONE_EACH[name]) if name in ONE_EACH else transactions
     assert share(kafka.bootstrap, tmp_path, run) < AT_MOST
 
 

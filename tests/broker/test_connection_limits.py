@@ -1,7 +1,6 @@
 """Limits of connections with the real sidecar, a real broker and real clients."""
 
 import socket
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,11 +9,10 @@ import pytest
 import trio
 
 from tests.lab.kafka import KafkaCluster
+from tests.support.raw_client import API_VERSIONS_0
 from tests.support.sidecars import Sidecar, get, sidecar
 from tests.support.waiting import until
 
-API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
-"""ApiVersions v0, correlation id 99, null client-id."""
 STORM_FROM = "127.0.0.2"
 """Linux lets any address of 127/8 connect, so that one machine can have two peers."""
 RATE = 20

@@ -10,13 +10,12 @@ from tests.lab.kafka import KafkaCluster
 from tests.support.clients import Load, in_background, produce_java_perf
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.long
 
 RATE = 50_000
 """Bytes/s. A record of 10 000 B takes 200 ms of it: a mute that is watched."""
-LIMIT_S = 60.0
 
 
 def hasty(running: Sidecar, topic: str) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.lab.kafka import KafkaCluster
-from tests.support.clients import CONSUMERS, PRODUCERS, Client, Load, in_background
+from tests.support.clients import CONSUMERS, LIBRARIES, PRODUCERS, Client, Load, in_background
 from tests.support.sidecars import Sidecar, sidecar
 
-CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
 RATE = 500_000
 AGE_MS = 1_500
 RECORDS, RECORD_BYTES = 400, 10_000
@@ -26,7 +25,7 @@ def aging(kafka: KafkaCluster) -> Iterator[Sidecar]:
 def run_all(running: Sidecar, clients: Mapping[str, Client], kind: str) -> None:
     before = running.metric("kquota_connections_closed_total", reason="max_age")
     loads = {
-        name: Load([running.bootstrap], f"max-age-{name}", f"{name}-{kind}", RECORDS, RECORD_BYTES) for name in CLIENTS
+        name: Load([running.bootstrap], f"aged-{name}", f"{name}-{kind}", RECORDS, RECORD_BYTES) for name in LIBRARIES
     }
     futures = {name: in_background(clients[name], load) for name, load in loads.items()}
     for name, future in futures.items():
@@ -40,7 +39,7 @@ def run_all(running: Sidecar, clients: Mapping[str, Client], kind: str) -> None:
         # The window of two samples lets a second or two pass at once.
         assert timeline.duration_s > 0.7 * (loads[name].total_bytes / RATE - 2), name
     aged = running.metric("kquota_connections_closed_total", reason="max_age") - before
-    assert aged >= 3 * len(CLIENTS), "each client's connections ended several times"
+    assert aged >= 3 * len(LIBRARIES), "each client's connections ended several times"
 
 
 def test_producers_and_consumers_outlive_their_connections(aging: Sidecar) -> None:

@@ -11,7 +11,15 @@ from proxy.core.wire.messages import framed, request_header
 from proxy.core.wire.primitives import string
 from tests.lab.kafka import KafkaCluster
 from tests.support.precedence import precedence
-from tests.support.raw_client import Frame, RawClient, Topic, fetch_message, fetched_values, produce_message
+from tests.support.raw_client import (
+    API_VERSIONS_0,
+    Frame,
+    RawClient,
+    Topic,
+    fetch_message,
+    fetched_values,
+    produce_message,
+)
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
@@ -50,10 +58,6 @@ def on_both(names: str, new: Sequence[Any], old: Sequence[Any]) -> pytest.MarkDe
     """Cases at a broker of the new release, and of the old one."""
     cases = [(broker, *case) for broker, some in (("kafka", new), ("kafka_391", old)) for case in some]
     return pytest.mark.parametrize(f"broker,{names}", cases, indirect=["broker"])
-
-
-API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
-"""ApiVersions v0, correlation id 99, null client-id: a small request that is not charged."""
 
 
 def watch_mute(client: RawClient, throttled: Frame, throttle_ms: int) -> None:

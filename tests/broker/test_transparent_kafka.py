@@ -27,14 +27,13 @@ from tests.support.clients import (
 from tests.support.fault_tools import at_work
 from tests.support.namespaces import CABLE, Network, network
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 LISTEN, MARK, KAFKA = 15001, 1337, 9092
 FIRST, SECOND, THIRD = ("10.77.0.11", KAFKA), ("fd77::12", KAFKA), ("10.77.0.13", KAFKA)
 NEW, MOVED = ("10.77.0.14", KAFKA), ("10.77.0.15", KAFKA)
 RULES = f"--to-port {LISTEN} --network 10.77.0.0/24 --network fd77::/64 --exclude-mark {MARK}"
 RATE, LOAD_BYTES = 300_000, 2_000_000
-LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

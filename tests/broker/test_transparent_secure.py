@@ -14,12 +14,11 @@ from tests.support.clients import Load, consume_confluent, in_background, produc
 from tests.support.namespaces import Namespace, machine_with
 from tests.support.secure_tools import PASSWORDS, login
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 LISTEN, MARK = 15001, 1337
 HERE, BROKER = "10.77.0.2", "10.77.0.21"
 RATE, LOAD_BYTES, RECORD_BYTES = 200_000, 1_000_000, 10_000
-LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,13 @@ from tests.support.browser import Browse, accessible, text
 from tests.support.forked import run_kquota
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 from tests.support.web_server import web_server
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 TURNED = "abc\u202egnol\u2066\u200f\u061c\u2028\x9b\x1b\x7f"
 """A name that a browser would write from right to left, with invisible characters."""
 TURNED_SHOWN = r"abc\u{202e}gnol\u{2066}\u{200f}\u{61c}\u{2028}\u{9b}\u{1b}\u{7f}"
-LIMIT_S = 60
 TIMES = """
 const axes = Object.values(charts).map((one) => [one, one.axes[0]]);
 const found = axes.map(([one, axis]) => [axis._values, axis._splits.map((at) => one.valToPos(at, "x"))]);

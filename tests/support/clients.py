@@ -479,3 +479,5 @@ CONSUMERS: dict[str, Client] = {
     "java-console": consume_java_console,
     "java-perf": consume_java_perf,
 }
+LIBRARIES = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
+"""One client of each."""

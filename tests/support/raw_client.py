@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Self
 TIMEOUT_S = 30.0
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_FETCH_BYTES = 50 * 1024 * 1024
+API_VERSIONS_0 = struct.pack(">ihhih", 10, 18, 0, 99, -1)
+"""ApiVersions v0, correlation id 99, null client-id: a small request that is not charged."""
 
 
 class ClosedByPeerError(Exception):
