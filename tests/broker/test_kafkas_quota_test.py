@@ -68,11 +68,10 @@ IN_MAKE_TEST = "user and client-id"
 
 
 @pytest.fixture(scope="module")
-def pair(authority: Authority) -> Iterator[tuple[KafkaCluster, KafkaCluster]]:
+def pair(authority: Authority, kafka_secure: KafkaCluster) -> Iterator[tuple[KafkaCluster, KafkaCluster]]:
     """A broker with quotas of its own, and one behind a sidecar."""
-    jvm = (*QUICK_JVM, *BROKER_HEAP, *JMX)
-    with secure_cluster(authority, jvm=jvm) as one, secure_cluster(authority, jvm=jvm) as other:
-        yield one, other
+    with secure_cluster(authority, jvm=(*QUICK_JVM, *BROKER_HEAP, *JMX)) as one:
+        yield one, kafka_secure
 
 
 class Way(NamedTuple):

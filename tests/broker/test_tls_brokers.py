@@ -1,10 +1,8 @@
 """TLS with a real broker and real clients: who is charged, what is refused and how, large records, throttling."""
 
-import dataclasses
 import socket
 import ssl
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -21,19 +19,16 @@ from proxy.net.tls.certificates import in_pem, subject
 from proxy.net.tls.contexts import ClientTls
 from proxy.net.tls.principal import NoRuleError, PrincipalRules
 from proxy.net.upstream.cluster import Access, ClusterError, ask_brokers
-from tests.broker.test_connection_limits import API_VERSIONS_0
-from tests.lab.kafka import KafkaCluster, SecureListener
+from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority, Issued
-from tests.support.clients import CONSUMERS, PRODUCERS, Load
+from tests.support.clients import CONSUMERS, LIBRARIES, PRODUCERS, Load
+from tests.support.raw_client import API_VERSIONS_0
 from tests.support.records import produce, subscribed
-from tests.support.secure_tools import allow_all_but_closed, security
+from tests.support.secure_tools import RULES
 from tests.support.session_tools import decode, encode, kio_message
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
-LIMIT_S = 60.0
-RULES = r"RULE:^.*CN=([^,\\]+),OU=(eng|ops)[,+].*$/$1@$2/U, RULE:^CN=(\w+)\.(\w+).*$/$2-$1-$4/L, RULE:^UID=(.*)$/x/"
-"""The first takes names apart, the second has a group that there is not, the third replaces what it finds."""
 CREATE_TOKEN = 38
 Pair = tuple[x509.ObjectIdentifier, str]
 
@@ -77,17 +72,6 @@ SUBJECTS = {
 
 OF_NEWER_JAVA = {"two-bytes": "CN=zwei"}
 """Where Java changed its mind: 17.0.21.1 reads a BMPString as text, older Javas and `subject` as bytes."""
-
-
-@pytest.fixture(scope="module")
-def cluster(authority: Authority) -> Iterator[KafkaCluster]:
-    """As `kafka_secure`, with a listener that insists on certificates and maps their names."""
-    base = security(authority)
-    mapped = SecureListener("MAPPED", "SSL", {"ssl.client.auth": "required", "ssl.principal.mapping.rules": RULES})
-    both = dataclasses.replace(base, listeners=(*base.listeners, mapped))
-    with KafkaCluster.start(1, progress=print, security=both) as started:
-        allow_all_but_closed(started)
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +122,10 @@ def whoami(address: str, authority: Authority, issued: Issued) -> str:
     return str(answer.principal_name)
 
 
-def test_names_are_the_brokers_own(cluster: KafkaCluster, authority: Authority) -> None:
+def test_names_are_the_brokers_own(kafka_secure: KafkaCluster, authority: Authority) -> None:
     """Subjects of all kinds: the same text here and at the broker, with mapping rules too; some are refused."""
     rules = PrincipalRules(RULES)
-    (direct,), (mapped,) = cluster.bootstrap_of("SSL"), cluster.bootstrap_of("MAPPED")
+    (direct,), (mapped,) = kafka_secure.bootstrap_of("SSL"), kafka_secure.bootstrap_of("MAPPED")
     refused = 0
     for name, subject_name in SUBJECTS.items():
         issued = authority.issue_subject(name, subject_name)
@@ -183,7 +167,6 @@ def web(authority: Authority) -> Issued:
     return authority.issue_subject("web", SUBJECTS["shop-dots"])
 
 
-CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
 USER = r"CN=Web.Shop,O=o"
 
 
@@ -199,15 +182,14 @@ def there_and_back(
     until(lambda: running.metric("kquota_bytes_total", user=user) - before > moved)
 
 
-@pytest.mark.usefixtures("tls_by")
 def test_clients_by_tls_to_a_broker_by_tls(
-    cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
+    kafka_secure: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
 ) -> None:
     """Every library; each is charged to the user of its certificate, and to no other. The broker sees the sidecar's."""
     listen, upstream = listen_tls(own, authority), upstream_tls(authority, own)
-    with through_tls(cluster, "SSL", listen=listen, upstream=upstream) as running:
-        for client in CLIENTS:
-            there_and_back(running, cluster, client, topic, settings_of(client, authority, web), USER)
+    with through_tls(kafka_secure, "SSL", listen=listen, upstream=upstream) as running:
+        for client in LIBRARIES:
+            there_and_back(running, kafka_secure, client, topic, settings_of(client, authority, web), USER)
         assert running.metric("kquota_bytes_total", user="ANONYMOUS") == 0
         assert running.metric("kquota_parse_errors_total") == 0
         assert whoami(running.bootstrap, authority, web).startswith("CN=kquota,")
@@ -219,19 +201,21 @@ def test_clients_by_tls_to_a_broker_by_tls(
 
 
 def test_each_side_may_be_plain(
-    cluster: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
+    kafka_secure: KafkaCluster, authority: Authority, own: Issued, web: Issued, topic: str
 ) -> None:
-    with through_tls(cluster, "PLAINTEXT", listen=listen_tls(own, authority), upstream=None) as running:
+    with through_tls(kafka_secure, "PLAINTEXT", listen=listen_tls(own, authority), upstream=None) as running:
         settings = settings_of("confluent-kafka", authority, web)
-        there_and_back(running, cluster, "confluent-kafka", topic, settings, USER)
+        there_and_back(running, kafka_secure, "confluent-kafka", topic, settings, USER)
         assert channel.DESCRIPTION in running.log.read_text().replace("\\'", "'")
     identity = {"sources": ["tls", "static"], "static": "pod"}
-    with through_tls(cluster, "SSL", listen=None, upstream=upstream_tls(authority, own), identity=identity) as running:
-        there_and_back(running, cluster, "kafka-python", topic, {}, "pod")
+    with through_tls(
+        kafka_secure, "SSL", listen=None, upstream=upstream_tls(authority, own), identity=identity
+    ) as running:
+        there_and_back(running, kafka_secure, "kafka-python", topic, {}, "pod")
 
 
 def test_a_broker_that_is_not_believed_or_does_not_believe_us(
-    cluster: KafkaCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+    kafka_secure: KafkaCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The error that readiness shows and the log has, in the words of the one who refuses."""
     stranger = Authority(tmp_path_factory.mktemp("stranger"))
@@ -246,17 +230,17 @@ def test_a_broker_that_is_not_believed_or_does_not_believe_us(
         ("SSL", None, "the broker speaks TLS here, and upstream.tls is not set"),
     ]
     for listener, tls, reason in cases:
-        (address,) = bootstrap(cluster, listener)
+        (address,) = bootstrap(kafka_secure, listener)
         host, _, port = address.rpartition(":")
         with pytest.raises(ClusterError) as refused:
             trio.run(ask_brokers, host, int(port), Access(LIMIT_S, tls))
         assert reason in str(refused.value), (listener, refused.value)
 
 
-def test_logs_a_brokers_alert_after_the_handshake(cluster: KafkaCluster, authority: Authority) -> None:
+def test_logs_a_brokers_alert_after_the_handshake(kafka_secure: KafkaCluster, authority: Authority) -> None:
     text = "broker connection failed: the broker sent the TLS alert certificate required (see upstream.tls)"
     with sidecar(
-        cluster.bootstrap_of("MAPPED"), upstream_tls=upstream_tls(authority), not_ready="certificate required"
+        kafka_secure.bootstrap_of("MAPPED"), upstream_tls=upstream_tls(authority), not_ready="certificate required"
     ) as running:
 
         def logged() -> bool:
@@ -270,11 +254,11 @@ def test_logs_a_brokers_alert_after_the_handshake(cluster: KafkaCluster, authori
 
 
 def test_usage_records_reach_their_topic_by_tls(
-    cluster: KafkaCluster, authority: Authority, own: Issued, topic: str
+    kafka_secure: KafkaCluster, authority: Authority, own: Issued, topic: str
 ) -> None:
     """The exporter's producer shows the sidecar's certificate."""
     more = {"export": {"kafka_topic": topic, "interval_s": 1}, "identity": {"sources": ["static"], "static": "pod"}}
-    with through_tls(cluster, "SSL", listen=None, upstream=upstream_tls(authority, own), **more) as running:
+    with through_tls(kafka_secure, "SSL", listen=None, upstream=upstream_tls(authority, own), **more) as running:
         produce(running.bootstrap, f"{topic}-data", [b"x"])
-        with subscribed(cluster.bootstrap, topic, consumer_timeout_ms=int(LIMIT_S * 1000)) as consumer:
+        with subscribed(kafka_secure.bootstrap, topic, consumer_timeout_ms=int(LIMIT_S * 1000)) as consumer:
             assert b'"pod"' in next(consumer).value

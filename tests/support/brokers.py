@@ -44,9 +44,11 @@ def kafka_of() -> Iterator[Callable[[str], KafkaCluster]]:
         yield cache(lambda version: stack.enter_context(_cluster(1, version)))
 
 
-@pytest.fixture(scope="module")
-def kafka_391(kafka_of: Callable[[str], KafkaCluster]) -> KafkaCluster:
-    return kafka_of(OLD)
+@pytest.fixture(scope="session")
+def kafka_391() -> Iterator[KafkaCluster]:
+    """One broker of the oldest release, shared as `kafka` is (schedule.py)."""
+    with _cluster(1, OLD) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +58,9 @@ def kafka3() -> Iterator[KafkaCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def kafka_secure(authority: Authority) -> Iterator[KafkaCluster]:
-    """One broker, the default version, with SASL_PLAINTEXT, SASL_SSL and SSL listeners and ACLs (secure_tools.py)."""
+    """One broker, the default version, with listeners for SASL and TLS and ACLs (secure_tools.py); shared as well."""
     from tests.support.secure_tools import secure_cluster
 
     with secure_cluster(authority) as cluster:

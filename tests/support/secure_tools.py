@@ -18,6 +18,9 @@ PASSWORDS: Final = {"alice": "pw-alice-8d1f", "bob": "pw-bob-51c7", "kquota": "p
 CLOSED: Final = "closed-"
 REAUTH_MS: Final = 8000
 """Clients of the listener SASL_REAUTH have to log in again that often (KIP-368)."""
+RULES = r"RULE:^.*CN=([^,\\]+),OU=(eng|ops)[,+].*$/$1@$2/U, RULE:^CN=(\w+)\.(\w+).*$/$2-$1-$4/L, RULE:^UID=(.*)$/x/"
+"""How the listener MAPPED, which insists on certificates, maps their names. The first takes names apart, the second has
+a group that there is not, the third replaces what it finds."""
 
 
 def security(authority: Authority) -> BrokerSecurity:
@@ -26,6 +29,7 @@ def security(authority: Authority) -> BrokerSecurity:
         (
             *DEFAULT_LISTENERS,
             SecureListener("SASL_REAUTH", "SASL_PLAINTEXT", {"connections.max.reauth.ms": str(REAUTH_MS)}),
+            SecureListener("MAPPED", "SSL", {"ssl.client.auth": "required", "ssl.principal.mapping.rules": RULES}),
         ),
         certificate=authority.issue("broker", "127.0.0.1", "localhost", common_name="broker").both,
         authority=authority.certificate,
@@ -38,11 +42,11 @@ def security(authority: Authority) -> BrokerSecurity:
 def secure_cluster(authority: Authority, **settings: Any) -> Iterator[KafkaCluster]:
     """One broker with everything; ACLs are in force when it is handed over."""
     with KafkaCluster.start(1, progress=print, security=security(authority), **settings) as cluster:
-        allow_all_but_closed(cluster)
+        _allow_all_but_closed(cluster)
         yield cluster
 
 
-def allow_all_but_closed(cluster: KafkaCluster) -> None:
+def _allow_all_but_closed(cluster: KafkaCluster) -> None:
     """Every user may use every topic, group and transaction, save topics that begin with `CLOSED`."""
     from kafka import KafkaAdminClient
     from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
