@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,17 +39,12 @@ def offered_items(cluster: KafkaCluster) -> list[str]:
     ]
 
 
-def cluster_of(request: pytest.FixtureRequest, version: str) -> KafkaCluster:
-    found: KafkaCluster = (
-        request.getfixturevalue("kafka3") if version == NEW else request.getfixturevalue("kafka_of")(version)
-    )
-    return found
-
-
 @dataclass
 class Run:
     """What both processes found on one cluster."""
 
+    version: str
+    """Of its brokers."""
     direct: dict[str, Any]
     through: dict[str, Any]
     learned_direct: set[tuple[str, str, int]]
@@ -65,25 +59,15 @@ class Run:
     """(metric, its first label's value or "") -> value, of the sidecar's metrics without buckets."""
 
 
-@pytest.fixture(scope="module")
-def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+@pytest.fixture(scope="module", params=CLUSTERS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The corpus run on a cluster, once for all tests."""
-
-    runs: dict[str, Run | BaseException] = {}
-
-    def run(version: str) -> Run:
-        if version not in runs:
-            cluster = cluster_of(request, version)
-            try:
-                runs[version] = run_corpus(cluster, offered_items(cluster), tmp_path_factory.mktemp(version))
-            except Exception as error:  # not tried again for each of the tests that want it
-                runs[version] = error
-        found = runs[version]
-        if isinstance(found, BaseException):
-            raise AssertionError(f"the corpus did not run on {version}") from found
-        return found
-
-    return run
+    version: str = request.param
+    shared = {NEW: "kafka3", OLD: "kafka_391"}
+    cluster: KafkaCluster = (
+        request.getfixturevalue(shared[version]) if version in shared else request.getfixturevalue("kafka_of")(version)
+    )
+    return run_corpus(cluster, offered_items(cluster), tmp_path_factory.mktemp(version))
 
 
 def await_coordinator(cluster: KafkaCluster) -> None:
@@ -122,6 +106,7 @@ def run_corpus(cluster: KafkaCluster, items: list[str], folder: Path) -> Run:
         found = {way: json.loads((folder / f"{mark}.json").read_text()) for way, mark in marks.items()}
         learned = {way: {(who, host, port) for who, host, port in found[way]["learned"]} for way in found}
         return Run(
+            version=cluster.version,
             direct=found["direct"]["results"],
             through=found["through"]["results"],
             learned_direct=learned["direct"],
@@ -149,9 +134,7 @@ def _start(bootstrap: str, mark: str, cluster: KafkaCluster, items: list[str], f
         )
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_corpus_has_the_same_results(cluster: str, corpus: Callable[[str], Run]) -> None:
-    run = corpus(cluster)
+def test_corpus_has_the_same_results(run: Run) -> None:
     assert run.direct.keys() == run.through.keys() >= {name for name, entry in ITEMS.items() if not entry.needs}
     for name, direct in run.direct.items():
         through = run.through[name]
@@ -161,10 +144,8 @@ def test_corpus_has_the_same_results(cluster: str, corpus: Callable[[str], Run])
         assert through["result"] == direct["result"], name
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_retries_are_rare_and_not_the_sidecars(cluster: str, corpus: Callable[[str], Run]) -> None:
+def test_retries_are_rare_and_not_the_sidecars(run: Run) -> None:
     """Clients have bad moments of their own; through the sidecar at most one more than directly."""
-    run = corpus(cluster)
     again = {
         way: {name for name, found in results.items() if "first_failure" in found}
         for way, results in (("direct", run.direct), ("through", run.through))
@@ -173,9 +154,7 @@ def test_retries_are_rare_and_not_the_sidecars(cluster: str, corpus: Callable[[s
     assert len(again["direct"]) <= 3, again
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_no_connection_goes_around_the_sidecar(cluster: str, corpus: Callable[[str], Run]) -> None:
-    run = corpus(cluster)
+def test_no_connection_goes_around_the_sidecar(run: Run) -> None:
     around = {each for each in run.connected_through if (each.host, each.port) not in run.sidecar}
     assert around == set()
     assert run.connected_python <= run.sidecar
@@ -187,9 +166,7 @@ def test_no_connection_goes_around_the_sidecar(cluster: str, corpus: Callable[[s
     assert len({each.port for each in run.connected_through}) == len(run.brokers) + 1  # and the bootstrap listener
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_clients_learn_only_the_sidecars_addresses(cluster: str, corpus: Callable[[str], Run]) -> None:
-    run = corpus(cluster)
+def test_clients_learn_only_the_sidecars_addresses(run: Run) -> None:
     assert {(host, port) for _, host, port in run.learned_direct} == run.brokers
     assert {each for each in run.learned_through if each[1:] not in run.sidecar} == set()
     # The same questions were answered with as many addresses.
@@ -197,9 +174,8 @@ def test_clients_learn_only_the_sidecars_addresses(cluster: str, corpus: Callabl
     assert sorted(each[0] for each in run.learned_through) == sorted(each[0] for each in run.learned_direct)
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_sidecar_counts_no_errors(cluster: str, corpus: Callable[[str], Run]) -> None:
-    metrics = corpus(cluster).metrics
+def test_sidecar_counts_no_errors(run: Run) -> None:
+    metrics = run.metrics
     closed = {label for (name, label), count in metrics.items() if name == "kquota_connections_closed_total" and count}
     assert closed <= {"client_closed", "client_reset"}
     assert sum(count for (name, _), count in metrics.items() if name == "kquota_parse_errors_total") == 0
@@ -207,5 +183,5 @@ def test_sidecar_counts_no_errors(cluster: str, corpus: Callable[[str], Run]) ->
     asked = {label for (name, label), count in metrics.items() if name == "kquota_requests_total" and count}
     assert {"Produce", "Fetch", "Metadata", "FindCoordinator", "DescribeCluster", "ApiVersions", "EndTxn"} <= asked
     share = {"ShareFetch", "ShareAcknowledge", "ShareGroupHeartbeat"}
-    assert asked & share == (share if cluster != OLD else set()), "a preview in 4.0"
+    assert asked & share == (share if run.version != OLD else set()), "a preview in 4.0"
     assert "ConsumerGroupHeartbeat" in asked
