@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import ssl
 import subprocess
@@ -37,8 +38,14 @@ SETTINGS = Distribution(
 """What the chart of a release `kquota` in the namespace `platform` says."""
 
 
+@functools.cache
+def rendered(values: Path, kubernetes: str = NEWEST) -> list[dict[str, Any]]:
+    """To be read only."""
+    return documents(render_text(values, kubernetes=kubernetes))
+
+
 def sidecar_template(values: Path = VALUES, kubernetes: str = NEWEST, **changes: Any) -> bytes:
-    return json.dumps(injected(documents(render_text(values, kubernetes=kubernetes))) | changes).encode()
+    return json.dumps(injected(rendered(values, kubernetes)) | changes).encode()
 
 
 def admission_review(

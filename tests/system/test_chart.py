@@ -58,7 +58,9 @@ from tests.support.strimzi import KAFKA_USERS
 MINIMAL = CHART / "ci/sidecar-values.yaml"
 DEMO = CHART / "ci/sidecar-demo-values.yaml"
 NAMES = [path.name.removesuffix("-values.yaml") for path in ci_values()]
-both_helms = pytest.mark.parametrize("release", [HELM_4, HELM_3], ids=lambda release: release.version)
+both_helms = pytest.mark.parametrize(
+    "release", [HELM_4, pytest.param(HELM_3, marks=pytest.mark.long)], ids=lambda release: release.version
+)
 
 
 Manifests = list[dict[str, Any]]
@@ -69,9 +71,15 @@ def ci(name: str) -> Path:
 
 
 @functools.cache
+def text_of(name: str, kubernetes: str = NEWEST) -> str:
+    """What Helm renders of one file of values."""
+    return render_text(ci(name), kubernetes=kubernetes)
+
+
+@functools.cache
 def render(name: str, kubernetes: str = NEWEST) -> Manifests:
-    """The manifests of one file of values."""
-    return documents(render_text(ci(name), kubernetes=kubernetes))
+    """The same as manifests."""
+    return documents(text_of(name, kubernetes))
 
 
 def loaded(manifests: Manifests) -> Config:
@@ -113,7 +121,7 @@ def test_strict_lint_accepts_the_chart(name: str) -> None:
     assert done.stderr == "", "helm itself has something to say about these values"
 
 
-@pytest.mark.parametrize("kubernetes", [OLDEST, FIRST_NATIVE, NEWEST])
+@pytest.mark.parametrize("kubernetes", [OLDEST, pytest.param(FIRST_NATIVE, marks=pytest.mark.long), NEWEST])
 def test_manifests_are_valid_kubernetes(kubernetes: str) -> None:
     """By the published schemas of that version; operators' kinds are checked by `make test-apiserver`."""
     manifests = [one for name, version in EVERYWHERE if version == kubernetes for one in render(name, kubernetes)]
@@ -134,7 +142,7 @@ def test_configuration_of_example_loads_without_warnings(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_helms_render_the_same(name: str) -> None:
-    old, new = (documents(without_secrets(render_text(ci(name), release=release))) for release in (HELM_3, HELM_4))
+    old, new = (documents(without_secrets(text)) for text in (render_text(ci(name), release=HELM_3), text_of(name)))
     assert sorted(old, key=json.dumps) == sorted(new, key=json.dumps)
 
 
@@ -166,6 +174,8 @@ def test_a_kubernetes_that_is_too_old_is_refused(kubernetes: str, native: str, s
 GATEWAY = "mode: gateway\ngateway: "
 NODE_PORTS = GATEWAY + "{service: {type: NodePort%s}}\nconfig: {listen: {advertised: {host: node}}}"
 OVERLAPPING = ", nodePorts: {bootstrap: 30092, firstBroker: 30000}"
+ANALYSIS = "analysis: {enabled: true, input: /in, output: /out, "
+STREAM = ANALYSIS + "stream: {enabled: true, input: /in, output: /out, arguments: [%s]}}"
 MISTAKES = {
     "no brokers": ("config: {upstream: {}}", "config.upstream.bootstrap is missing: name some brokers of the cluster"),
     "quota": ("quotas: [{user: a, producer_byte_rat: 1}]", "producer_byte_rat"),
@@ -215,9 +225,19 @@ MISTAKES = {
         "gateway.autoscaling.minReplicas: expected at most maxReplicas (6), got 9",
     ),
     "a report twice": (
-        "analysis: {enabled: true, input: /in, output: /out, reports: [{name: slo}, {name: slo}]}",
+        ANALYSIS + "reports: [{name: slo}, {name: slo}]}",
         "analysis.reports: expected each report once, got slo twice",
     ),
+    "no output": (
+        "analysis: {enabled: true, input: /in, reports: [{name: slo}]}",
+        "slo needs an output",
+    ),
+    "a report's kind": (ANALYSIS + "kind: Job}", "kind"),
+    "a report's name": (ANALYSIS + "reports: [{nam: usage}]}", "nam"),
+    "executors": (ANALYSIS + "executer: {cores: 1}}", "executer"),
+    "a stream's port": (ANALYSIS + "stream: {metricsPort: 70000}}", "metricsPort"),
+    "a stream's metrics": (STREAM % "--metrics", "use analysis.stream.metricsPort"),
+    "a stream's metrics at a port": (STREAM % "--metrics=9405", "use analysis.stream.metricsPort"),
     "no key": (
         "{config: {fleet: {id: shop}}, webhook: {enabled: true}}",
         "fleetKey.secret is missing: with webhook.enabled and config.fleet",
@@ -289,7 +309,7 @@ def test_values_of_an_earlier_chart_render(name: str, kept: slice, tmp_path: Pat
     sections = {key: value for key, value in values.items() if isinstance(value, dict) and key not in FREE}
     former = {} if kept == slice(0) else {key: _reduced(value, kept) for key, value in sections.items()}
     (chart / "values.yaml").write_text(yaml.safe_dump(former))
-    assert without_secrets(render_text(ci(name), chart=chart)) == without_secrets(render_text(ci(name)))
+    assert without_secrets(render_text(ci(name), chart=chart)) == without_secrets(text_of(name))
 
 
 def _nulls(values: dict[str, Any], depth: int) -> dict[str, Any]:

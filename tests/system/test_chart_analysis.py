@@ -12,7 +12,7 @@ from analysis import cli, container
 from analysis.owners import PriceModel
 from analysis.session import kafka_package
 from tests.lab.chart import CHART
-from tests.support.chart_tools import ROOT, documents, helm, of_kind, pod_specs, render_text, unhooked
+from tests.support.chart_tools import ROOT, documents, of_kind, pod_specs, render_text, unhooked
 
 PLAIN, OPERATOR = CHART / "ci/analysis-values.yaml", CHART / "ci/analysis-operator-values.yaml"
 
@@ -78,24 +78,6 @@ def test_operator_starts_the_file_in_the_image() -> None:
     (stream,) = of_kind(manifests, "SparkApplication")
     package, _, version = stream["spec"]["sparkConf"]["spark.jars.packages"].rpartition(":")
     assert (package, version) == (kafka_package().rpartition(":")[0], stream["spec"]["sparkVersion"])
-
-
-@pytest.mark.parametrize(
-    ("given", "output"),
-    [
-        ("output=", "needs an output"),
-        ("kind=Job", "kind"),
-        ("reports[0].nam=usage", "nam"),
-        ("executer.cores=1", "executer"),
-        ("stream.metricsPort=70000", "metricsPort"),
-        ("stream.arguments[0]=--metrics", "use analysis.stream.metricsPort"),
-        ("stream.arguments[0]=--metrics=9405", "use analysis.stream.metricsPort"),
-    ],
-)
-def test_analysis_mistakes_fail_at_install(given: str, output: str) -> None:
-    done = helm("template", "shop", CHART, "--values", PLAIN, "--set", f"analysis.{given}")
-    assert done.returncode != 0
-    assert output in done.stderr
 
 
 DRIVER = {"SPARK_DRIVER_BIND_ADDRESS": "10.0.0.7"}

@@ -5,7 +5,6 @@ import copy
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -32,13 +31,14 @@ from tests.support.chart_tools import (
 )
 from tests.support.command import LIMIT_S, kquota, started
 from tests.support.namespaces import Namespace
-from tests.support.waiting import until_serving
+from tests.support.waiting import until, until_serving
 from tests.support.webhook_tools import (
     GENERATED,
     MANAGED,
     VALUES,
     Webhook,
     admission_review,
+    rendered,
     service_account,
     sidecar_template,
     write_certificate,
@@ -485,7 +485,7 @@ NAMESPACES: dict[str, tuple[dict[str, str], Path, str | None]] = {
 def test_labels_of_a_namespace_choose_the_failure_policy(case: str) -> None:
     """Just one of the two webhooks is asked about each pod, or none."""
     labels, values, expected = NAMESPACES[case]
-    (hooks,) = of_kind(documents(render_text(values)), "MutatingWebhookConfiguration")
+    (hooks,) = of_kind(rendered(values), "MutatingWebhookConfiguration")
 
     def selects(selector: dict[str, Any]) -> bool:
         """As the API server reads a label selector."""
@@ -501,7 +501,7 @@ def test_labels_of_a_namespace_choose_the_failure_policy(case: str) -> None:
 
 def test_webhook_role_has_least_privilege() -> None:
     """ConfigMaps by name alone (new ones have none where permissions are looked up), its own Secret and webhooks."""
-    manifests = documents(render_text(VALUES))
+    manifests = rendered(VALUES)
     (cluster,) = of_kind(manifests, "ClusterRole")
     for rule in cluster["rules"]:
         assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
@@ -511,7 +511,7 @@ def test_webhook_role_has_least_privilege() -> None:
         assert "pods" not in rule["resources"]
     (role,) = of_kind(manifests, "Role")
     assert {tuple(rule["resources"]) for rule in role["rules"]} == {("secrets",)}
-    assert of_kind(documents(render_text(MANAGED)), "Role") == []
+    assert of_kind(rendered(MANAGED), "Role") == []
 
 
 def test_network_policy_closes_admin_port_only() -> None:
@@ -527,7 +527,7 @@ def test_network_policy_closes_admin_port_only() -> None:
 
 
 def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
-    manifests = documents(render_text(MANAGED))
+    manifests = rendered(MANAGED)
     (certificate,) = of_kind(manifests, "Certificate")
     name = certificate["metadata"]["name"]
     assert certificate["spec"]["dnsNames"] == [f"{name}.{NAMESPACE}.svc"]
@@ -537,7 +537,7 @@ def test_cert_manager_makes_the_certificate_where_it_is_asked_to() -> None:
 @pytest.mark.parametrize("values", [VALUES, MANAGED, GENERATED])
 def test_no_manifest_says_what_is_trusted(values: Path) -> None:
     """The webhook writes it, so that a switch of `webhook.certificates` leaves no field with two managers."""
-    for hooks in of_kind(documents(render_text(values)), "MutatingWebhookConfiguration"):
+    for hooks in of_kind(rendered(values), "MutatingWebhookConfiguration"):
         assert all("caBundle" not in one["clientConfig"] for one in hooks["webhooks"])
         assert "annotations" not in hooks["metadata"]
 
@@ -545,27 +545,29 @@ def test_no_manifest_says_what_is_trusted(values: Path) -> None:
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Webhook]:
     """With the certificate that Helm makes, and an API server that does not answer: pods are answered nevertheless."""
-    manifests = documents(render_text(GENERATED))
+    manifests = rendered(GENERATED)
     (own,) = [one for one in of_kind(manifests, "Deployment") if one["metadata"]["name"].endswith("-webhook")]
     (container,) = own["spec"]["template"]["spec"]["containers"]
     port, closed_port = free_ports(2)
     authority = write_certificate(manifests, tmp_path)
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     arguments = [one.replace("/etc/kquota-tls", "/etc/kquota") for one in container["args"]]
-    process = started(
-        *(one.replace("/etc/kquota", str(tmp_path)) for one in arguments),
-        *("--host=127.0.0.1", f"--port={port}", f"--service-account={service_account(tmp_path)}"),
-        env={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(closed_port)},
-        stderr=subprocess.STDOUT,
-    )
+    with (tmp_path / "log").open("w") as log:
+        process = started(
+            *(one.replace("/etc/kquota", str(tmp_path)) for one in arguments),
+            *("--host=127.0.0.1", f"--port={port}", f"--service-account={service_account(tmp_path)}"),
+            env={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(closed_port)},
+            stdout=log,
+            stderr=log,
+        )
     found = Webhook(port, tmp_path, f"shop-kquota-webhook.{NAMESPACE}.svc", authority, process)
     try:
         until_serving(found.healthy, found.process)
         yield found
     finally:
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output
+        code, output = process.wait(LIMIT_S), (tmp_path / "log").read_text()
+    assert code == 0, output
     assert "Traceback" not in output
     assert "namespace configuration is not up to date" in output
 
@@ -602,7 +604,7 @@ def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
     """As cert-manager renews it: same process, new authority. A broken pair on the way there changes nothing."""
     fresh = documents(render_text(GENERATED))
     (running.directory / "tls.crt").write_text("nonsense")
-    time.sleep(6)  # longer than the poll
+    until(lambda: "certificate refused" in (running.directory / "log").read_text())
     assert running.post(admission_review("bare")).status_code == 200
     authority = write_certificate(fresh, running.directory)
     until_serving(
@@ -617,7 +619,7 @@ def test_a_renewed_certificate_is_taken_over(running: Webhook) -> None:
 )
 def test_probes_reach_webhook_and_sidecar(families: str, answering: set[str], tmp_path: Path) -> None:
     """With the hosts that the chart gives, in a network of its own; 127.0.0.1 is in every pod."""
-    manifests = documents(render_text(GENERATED))
+    manifests = rendered(GENERATED)
     write_certificate(manifests, tmp_path)
     (tmp_path / "sidecar.json").write_bytes(sidecar_template())
     (tmp_path / "kquota.yaml").write_text(configuration(manifests))
