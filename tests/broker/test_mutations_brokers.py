@@ -21,7 +21,7 @@ from tests.support.raw_client import RawClient, set_brokers_quota
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
-RATE, WINDOWS = 20, 1
+RATE, WINDOWS = 4, 1
 BURST = RATE * WINDOWS
 LIMITED, FREE = "limited", "free"
 BROKERS = {"kafka": NEW, "kafka_391": OLD}
@@ -35,7 +35,7 @@ TELLS_FROM = OLDEST["kafka"]
 
 
 class Kind(NamedTuple):
-    """A request about two topics that costs 25 partitions for each, and partitions by topic before and afterwards."""
+    """A request about two topics that costs 5 partitions for each, and partitions by topic before and afterwards."""
 
     api_key: int
     ask: Callable[[int, list[str]], Any]
@@ -44,9 +44,9 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind(CREATE_TOPICS, lambda version, names: create(version, dict.fromkeys(names, 25)), 0, 25),
-    Kind(DELETE_TOPICS, delete, 25, 0),
-    Kind(CREATE_PARTITIONS, lambda version, names: partitions(version, dict.fromkeys(names, 26)), 1, 26),
+    Kind(CREATE_TOPICS, lambda version, names: create(version, dict.fromkeys(names, 5)), 0, 5),
+    Kind(DELETE_TOPICS, delete, 5, 0),
+    Kind(CREATE_PARTITIONS, lambda version, names: partitions(version, dict.fromkeys(names, 6)), 1, 6),
 )
 
 
@@ -127,7 +127,7 @@ def test_mutations_are_charged_per_partition(proxy: Sidecar, kind: Kind, version
     answer = asked(proxy, kind.ask(version, [first, second]))
     took_s = time.monotonic() - began
     if version >= STRICT_FROM[kind.api_key]:  # E8, E11, E14
-        # 25 + 25 partitions with 20 tokens: the first is accepted, the second refused until 5 have come: 250 ms.
+        # 5 + 5 partitions with 4 tokens: the first is accepted, the second refused until 1 has come: 250 ms.
         assert errors(answer) == {first: 0, second: THROTTLED}
         assert 0 <= answer.throttle_time_ms <= 250
         if kind.api_key == CREATE_TOPICS:
@@ -137,7 +137,7 @@ def test_mutations_are_charged_per_partition(proxy: Sidecar, kind: Kind, version
         time.sleep(answer.throttle_time_ms / 1000)
         again = asked(proxy, kind.ask(version, [second]))
         assert (errors(again), again.throttle_time_ms) == ({second: 0}, 0)
-    else:  # E9, E12, E15: all is done; 20 - 50 = -30 tokens are 1500 ms, of which passes what the broker takes
+    else:  # E9, E12, E15: all is done; 4 - 10 = -6 tokens are 1500 ms, of which passes what the broker takes
         assert errors(answer) == {first: 0, second: 0}
         if hasattr(answer, "throttle_time_ms"):
             assert answer.throttle_time_ms <= 1500

@@ -15,7 +15,7 @@ from tests.support.brokers import JavaTool
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
-RATE = 20
+RATE = 4
 SOURCE = Path(__file__).parents[1] / "java" / "AdminOverQuota.java"
 
 
@@ -58,21 +58,21 @@ def test_kafka_python_mutations_are_throttled(proxy: Sidecar, names: tuple[str, 
     began = time.monotonic()
     with KafkaAdminClient(bootstrap_servers=proxy.bootstrap, client_id="python-admin") as admin:
         with pytest.raises(ThrottlingQuotaExceededError) as refused:
-            admin.create_topics([NewTopic(name, 25, 1) for name in names])
+            admin.create_topics([NewTopic(name, 5, 1) for name in names])
         assert "The throttling quota has been exceeded." in str(refused.value)
-        # 25 of 20 tokens: the first topic is there, the others are not. The application asks for what is missing.
-        settled(proxy.bootstrap, {names[0]: 25}, names)
+        # 5 of 4 tokens: the first topic is there, the others are not. The application asks for what is missing.
+        settled(proxy.bootstrap, {names[0]: 5}, names)
         for name in names[1:]:
-            persistently(lambda name=name: admin.create_topics([NewTopic(name, 25, 1)]))  # type: ignore[misc]
-        settled(proxy.bootstrap, dict.fromkeys(names, 25), names)
+            persistently(lambda name=name: admin.create_topics([NewTopic(name, 5, 1)]))  # type: ignore[misc]
+        settled(proxy.bootstrap, dict.fromkeys(names, 5), names)
         for name in names:
-            persistently(lambda name=name: admin.create_partitions({name: NewPartitions(50)}))  # type: ignore[misc]
-        settled(proxy.bootstrap, dict.fromkeys(names, 50), names)
+            persistently(lambda name=name: admin.create_partitions({name: NewPartitions(10)}))  # type: ignore[misc]
+        settled(proxy.bootstrap, dict.fromkeys(names, 10), names)
         for name in names:
             persistently(lambda name=name: admin.delete_topics([name]))  # type: ignore[misc]
         settled(proxy.bootstrap, {}, names)
-    assert charged(proxy) == 3 * (25 + 25 + 50)
-    # Of these 300 the last 50 were accepted when the tokens were back at 0: 250 less the 20 in hand, at 20 per second.
+    assert charged(proxy) == 3 * (5 + 5 + 10)
+    # Of these 60 the last 10 were accepted when the tokens were back at 0: 50 less the 4 in hand, at 4 per second.
     assert time.monotonic() - began >= 11.4
 
 
@@ -87,15 +87,15 @@ def test_confluent_kafka_mutations_are_throttled(proxy: Sidecar, names: tuple[st
             future.result(timeout=60)
 
     began = time.monotonic()
-    all_of(admin.create_topics([NewTopic(name, 10, 1) for name in names]))  # 20 - 30: 500 ms
-    all_of(admin.create_partitions([NewPartitions(name, 20) for name in names]))
-    settled(proxy.bootstrap, dict.fromkeys(names, 20), names)
+    all_of(admin.create_topics([NewTopic(name, 2, 1) for name in names]))  # 4 - 6: 500 ms
+    all_of(admin.create_partitions([NewPartitions(name, 4) for name in names]))
+    settled(proxy.bootstrap, dict.fromkeys(names, 4), names)
     all_of(admin.delete_topics(list(names)))
     settled(proxy.bootstrap, {}, names)
     all_of(admin.create_topics([NewTopic(names[0], 1, 1)]))
-    # 30 + 30 + 60 partitions were used before the last request could be read: with 20 in hand, 100 came at 20 per s.
+    # 6 + 6 + 12 partitions were used before the last request could be read: with 4 in hand, 20 came at 4 per s.
     assert time.monotonic() - began >= 4.9
-    assert charged(proxy) == 30 + 30 + 60 + 1
+    assert charged(proxy) == 6 + 6 + 12 + 1
 
 
 def test_java_admin_client_retries_automatically(proxy: Sidecar, java_tool: JavaTool) -> None:
@@ -105,12 +105,12 @@ def test_java_admin_client_retries_automatically(proxy: Sidecar, java_tool: Java
     if "jdk.compiler" not in modules:
         pytest.skip("no JDK: this Java cannot run a source file")
     stem = uuid.uuid4().hex[:12]
-    done = java_tool(str(SOURCE), [proxy.bootstrap, stem, "4", "25"], check=False)
+    done = java_tool(str(SOURCE), [proxy.bootstrap, stem, "4", "5"], check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     steps = dict(line.split() for line in done.stdout.splitlines())
-    # Each step moves 100 partitions at 20 per second, the last one 200; what overdraws costs the next one. Of the
-    # first 100, 20 are in hand and the last 25 are not waited for; 55 more take 2.75 s.
+    # Each step moves 20 partitions at 4 per second, the last one 40; what overdraws costs the next one. Of the
+    # first 20, 4 are in hand and the last 5 are not waited for; 11 more take 2.75 s.
     assert int(steps["created"]) >= 2500
-    assert sum(map(int, steps.values())) >= 16_000  # 400 - 20 in hand - 50 overdrawn at the end, at 20 per second
+    assert sum(map(int, steps.values())) >= 16_000  # 80 - 4 in hand - 10 overdrawn at the end, at 4 per second
     settled(proxy.bootstrap, {}, tuple(f"{stem}-{number}" for number in range(4)))
-    assert charged(proxy) == 100 + 100 + 200
+    assert charged(proxy) == 20 + 20 + 40
