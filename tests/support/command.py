@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from typer.testing import CliRunner, Result
+
+from proxy.app.cli.main import app
+
 KQUOTA: Final = (sys.executable, "-m", "proxy.app.cli.main")
 LIMIT_S: Final = 280.0
 
@@ -21,6 +25,11 @@ def kquota(*arguments: str | Path, **environment: str) -> subprocess.CompletedPr
         timeout=LIMIT_S,
         env=os.environ | environment,
     )
+
+
+def in_process(*arguments: str | Path, **environment: str) -> Result:
+    """The same in this process: nothing but a start of Python is left out."""
+    return CliRunner().invoke(app, list(map(str, arguments)), env=environment)
 
 
 def started(*arguments: str | Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import kquota
+from tests.support.command import in_process, kquota
 from tests.support.web_server import web_server
 
 STAND_IN = """\
@@ -59,14 +59,14 @@ def test_the_sidecar_of_a_pod_is_asked_and_the_forwarding_ends(tmp_path: Path, p
 
 
 def test_passes_on_kubectl_errors(tmp_path: Path) -> None:
-    done = kquota("top", "--once", "--pod", "gone", PATH=stand_in(tmp_path, fails=f"{KLOG}\n{NO_POD}"))
-    assert (done.returncode, done.stdout) == (1, "")
+    done = in_process("top", "--once", "--pod", "gone", PATH=stand_in(tmp_path, fails=f"{KLOG}\n{NO_POD}"))
+    assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == f"error: kubectl port-forward pod/gone :9404: {NO_POD}\n"
 
 
 def test_missing_kubectl_shows_the_command(tmp_path: Path) -> None:
-    done = kquota("top", "--once", "--pod", "shop/orders-0", PATH=str(tmp_path))
-    assert done.returncode == 1
+    done = in_process("top", "--once", "--pod", "shop/orders-0", PATH=str(tmp_path))
+    assert done.exit_code == 1
     assert "run `kubectl port-forward --namespace shop pod/orders-0 :9404`" in done.stderr
 
 
@@ -78,17 +78,17 @@ def test_missing_kubectl_shows_the_command(tmp_path: Path) -> None:
     ],
 )
 def test_page_of_a_namespace_needs_kubectl(tmp_path: Path, namespace: str, said: str) -> None:
-    done = kquota("ui", "--namespace", namespace, PATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "")
+    done = in_process("ui", "--namespace", namespace, PATH=str(tmp_path))
+    assert (done.exit_code, done.stdout) == (1, "")
     assert said in done.stderr
-    alone = kquota("ui", "--admin", "b:1", "--selector", "app=a", PATH="")
-    assert (alone.returncode, "expected --selector with --namespace only" in alone.stderr) == (2, True)
-    assert kquota("ui", PATH="").returncode == kquota("ui", "-n", "a", "--admin", "b:1", PATH="").returncode == 2
+    alone = in_process("ui", "--admin", "b:1", "--selector", "app=a", PATH="")
+    assert (alone.exit_code, "expected --selector with --namespace only" in alone.stderr) == (2, True)
+    assert in_process("ui", PATH="").exit_code == in_process("ui", "-n", "a", "--admin", "b:1", PATH="").exit_code == 2
 
 
 @pytest.mark.parametrize("pod", ["a/b/c", "../x", "-n", "UPPER", "a b", ""])
 def test_refuses_invalid_pod_names(tmp_path: Path, pod: str) -> None:
-    done = kquota("top", "--once", f"--pod={pod}", PATH=str(tmp_path))
-    assert done.returncode == 1
+    done = in_process("top", "--once", f"--pod={pod}", PATH=str(tmp_path))
+    assert done.exit_code == 1
     assert "expected NAMESPACE/NAME or NAME" in done.stderr
-    assert kquota("top", "--pod", "a", "--admin", "http://127.0.0.1:1", PATH="").returncode == 2
+    assert in_process("top", "--pod", "a", "--admin", "http://127.0.0.1:1", PATH="").exit_code == 2

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from proxy.app.cli.admin_client import get_json
-from tests.support.command import kquota, started
+from tests.support.command import in_process, started
 from tests.support.hostile_names import CLIENT, harmless
 from tests.support.web_server import web_server
 
@@ -78,8 +78,8 @@ def test_commands_name_the_address_of_a_wrong_answer(command: list[str], answer:
     body = {"at": "", "user": "a", "client_id": "a", "kinds": row, "total": 1, "refused": [], **lists}
     with web_server(lambda path: (200, DEEP if answer == "deep" else json.dumps(body).encode())) as port:
         url = f"http://127.0.0.1:{port}"
-        done = kquota(*command, "--admin", url)
-    assert (done.returncode, done.stdout) == (1, "")
+        done = in_process(*command, "--admin", url)
+    assert (done.exit_code, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"error: {url}")
     assert "kquota" in line
@@ -119,8 +119,8 @@ def test_escapes_answers_of_other_programs(command: list[str]) -> None:
     for status in (200, 500):
         said = status, json.dumps(answer).encode()
         with web_server(lambda path, said=said: said, reason="no \x9b31m\x1b]0;owned\x07") as port:  # type: ignore[misc]
-            done = kquota(*command, "--admin", f"http://127.0.0.1:{port}")
-        assert done.returncode == (0 if status == 200 else 1)
+            done = in_process(*command, "--admin", f"http://127.0.0.1:{port}")
+        assert done.exit_code == (0 if status == 200 else 1)
         output = done.stdout + done.stderr
         assert harmless(output), output
         assert r"9b" in output
