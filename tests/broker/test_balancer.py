@@ -7,18 +7,17 @@ from typing import Any
 import pytest
 
 from benchmarks.suites.replicas import EVENTS, run
-from tests.broker.test_connection_limits import API_VERSIONS_0
 from tests.lab.kafka import KafkaCluster
 from tests.support.certificates import Authority
 from tests.support.haproxy import ADDRESS, haproxy
+from tests.support.raw_client import API_VERSIONS_0
 from tests.support.sidecars import sidecar
 from tests.support.waiting import until
 
 BEHIND = {"proxy_protocol_from": [f"{ADDRESS}/32"], "advertised": {"host": ADDRESS}}
 
 
-@pytest.mark.parametrize("header", ["send-proxy", "send-proxy-v2"])
-@pytest.mark.parametrize("secure", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize(("header", "secure"), [("send-proxy", True), ("send-proxy-v2", False)])
 def test_client_behind_haproxy_keeps_its_address(
     kafka: KafkaCluster, topic: str, authority: Authority, header: str, secure: bool
 ) -> None:

@@ -11,7 +11,7 @@ from tests.lab.kafka import KafkaCluster
 from tests.support.raw_client import set_brokers_quota
 from tests.support.sidecars import sidecar
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(180)]  # what it rests on: unit/test_session_fetch
 
 PARTITIONS = 300
 RATE = 30_000

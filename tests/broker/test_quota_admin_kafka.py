@@ -164,7 +164,9 @@ FILTERS: dict[str, tuple[Sequence[tuple[str, int, str | None]], bool]] = {
 }
 
 
-@pytest.mark.parametrize(("cluster", "version"), [("kafka", 0), ("kafka", 1), ("kafka_391", 1)])
+@pytest.mark.parametrize(
+    ("cluster", "version"), [pytest.param("kafka", 0, marks=pytest.mark.long), ("kafka", 1), ("kafka_391", 1)]
+)
 def test_quota_admin_answers_as_a_broker(
     request: pytest.FixtureRequest, tmp_path: Path, cluster: str, version: int
 ) -> None:
@@ -260,8 +262,8 @@ def limit_of(proxy: Sidecar, kind: str, name: str) -> float | None:
 
 
 def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, java_tool: JavaTool, topic: str) -> None:
-    """Set at the broker by kafka-configs. The broker would enforce them too: for ANONYMOUS, as every client is here."""
-    configs, _ = tool(java_tool, kafka.bootstrap[0])
+    """Set at the broker, which would enforce them too: for ANONYMOUS, as every client is here."""
+    alice: Pairs = [("user", "alice")]
     quotas = {"source": "cluster", "poll_interval_s": 0.5}
     with (
         quotas_removed_afterwards(kafka.bootstrap[0]) as broker,
@@ -276,16 +278,15 @@ def test_the_clusters_quotas_are_enforced_as_they_change(kafka: KafkaCluster, ja
                 return int(answer.message.throttle_time_ms)
 
         assert produce_50_kb() == 0
-        configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=2000,{FETCH}=3000")
-        configs("--alter", "--entity-type", "ips", "--entity-name", "10.1.2.3", "--add-config", f"{RATE}=10")
+        alter_quotas(broker, [(alice, [(PRODUCE, 2000), (FETCH, 3000)]), ([("ip", "10.1.2.3")], [(RATE, 10)])])
         until(lambda: limit_of(proxy, "produce", "alice") == 2000)
         assert limit_of(proxy, "fetch", "alice") == 3000
         assert produce_50_kb() > 1000
         until(lambda: len(describe(ours)[1] or {}) == 2 and describe(ours) == describe(broker))
         assert proxy.metric("kquota_quota_limit", kind="produce", user="alice") == 2000
-        configs(*user("alice", "--alter"), "--add-config", f"{PRODUCE}=9223372036854775807")
+        alter_quotas(broker, [(alice, [(PRODUCE, 2.0**63)])])
         until(lambda: limit_of(proxy, "produce", "alice") == 2.0**63)
-        configs(*user("alice", "--alter"), "--delete-config", f"{PRODUCE},{FETCH}")
+        alter_quotas(broker, [(alice, [(PRODUCE, None), (FETCH, None)])])
         until(lambda: limit_of(proxy, "produce", "alice") is None)
         until(lambda: proxy.metric("kquota_quota_source_changes_total") >= 3)  # an exposition is up to a second old
         assert proxy.metric("kquota_quota_source_last_poll_successful") == 1

@@ -18,7 +18,7 @@ from proxy.app.cli import smoke
 from tests.lab.kafka import KafkaCluster, run_tool
 from tests.lab.kafka.security import MECHANISMS
 from tests.support.certificates import Authority
-from tests.support.clients import PRODUCERS, Load, Timeline
+from tests.support.clients import LIBRARIES, PRODUCERS, Load, Timeline
 from tests.support.precedence import precedence
 from tests.support.raw_client import ClosedByPeerError, RawClient
 from tests.support.sasl_tools import authenticate, bearer, handshake, raw
@@ -28,7 +28,16 @@ from tests.support.sidecars import Sidecar, get, sidecar
 from tests.support.waiting import until
 
 PLAIN, TLS = "SASL_PLAINTEXT", "SASL_SSL"
-CLIENTS = ("kafka-python", "aiokafka", "confluent-kafka", "java-console")
+LONG = [(TLS, client) for client in ("kafka-python", "aiokafka", "java-console")]
+"""test_tls_brokers has their TLS."""
+every_client = pytest.mark.parametrize(
+    ("listener", "client"),
+    [
+        pytest.param(listener, client, marks=[pytest.mark.long] if (listener, client) in LONG else [])
+        for listener in (PLAIN, TLS)
+        for client in LIBRARIES
+    ],
+)
 RECORDS, RECORD_BYTES = 3, 100
 TOKENS = {user: token(user) for user in ("carol", "refused")}
 """Of OAUTHBEARER; brokers take them from any client."""
@@ -94,8 +103,7 @@ def test_helm_test_needs_no_secret(
     assert said in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("listener", [PLAIN, TLS])
+@every_client
 def test_each_client_is_charged_as_who_it_logged_in_as(
     listener: str, client: str, ways: Ways, kafka_secure: KafkaCluster, topic: str
 ) -> None:
@@ -177,8 +185,7 @@ def trouble(client: str, way: Way, bootstrap: list[str], topic: str, secret: str
     return set(re.findall(TROUBLES, "\n".join(PRODUCERS[client](load).errors)))
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("listener", [PLAIN, TLS])
+@every_client
 def test_clients_see_the_same_refusals_as_without_the_sidecar(
     listener: str, client: str, ways: Ways, topic: str
 ) -> None:
