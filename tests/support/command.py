@@ -27,9 +27,9 @@ def kquota(*arguments: str | Path, **environment: str) -> subprocess.CompletedPr
     )
 
 
-def in_process(*arguments: str | Path, **environment: str) -> Result:
+def in_process(*arguments: str | Path, stdin: str = "", **environment: str) -> Result:
     """The same in this process: nothing but a start of Python is left out."""
-    return CliRunner().invoke(app, list(map(str, arguments)), env=environment)
+    return CliRunner().invoke(app, list(map(str, arguments)), input=stdin, env=environment)
 
 
 def started(*arguments: str | Path, env: dict[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from proxy.app.cli.main import app
 from proxy.net.tls import channel
 from tests.lab.kafka.ports import free_ports
 from tests.support.command import KQUOTA, LIMIT_S, started
+from tests.support.command import in_process as kquota
 
 UPSTREAM = 'upstream: {bootstrap: ["kafka-0.kafka:9092"]}\n'
 GOOD = f"""{UPSTREAM}identity: {{sources: [tls, static], static: web}}
@@ -38,10 +37,6 @@ def file(tmp_path: Path) -> Callable[[str], str]:
 @pytest.fixture
 def good(file: Callable[[str], str]) -> str:
     return file(GOOD)
-
-
-def kquota(*arguments: str, stdin: str = "") -> Result:
-    return CliRunner().invoke(app, arguments, input=stdin)
 
 
 CHECKED = """{file}: ok
