@@ -29,6 +29,7 @@ from proxy.net import files
 from proxy.net.files import in_memory, read_file
 from proxy.net.tls.contexts import KeyPair, ServerTls, TlsFilesError
 from proxy.net.upstream.credentials import Credentials, LoginError
+from quota.admin import enforced
 from quota.entity import Kind
 from quota.table import QuotaTable
 from tests.support.certificates import Issued
@@ -147,14 +148,14 @@ def test_reads_no_irregular_file(kind: str, tmp_path: Path, monkeypatch: pytest.
 def test_refuses_file_that_grows_while_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x")
-    read = os.read
+    check = files._check
 
-    def read_and_grow(descriptor: int, count: int) -> bytes:
+    def check_and_grow(found: os.stat_result, *more: Any) -> None:
+        check(found, *more)
         with path.open("ab") as file:
-            file.write(b"x" * 1000)
-        return read(descriptor, count)
+            file.write(b"x" * 3000)
 
-    monkeypatch.setattr(files.os, "read", read_and_grow)
+    monkeypatch.setattr(files, "_check", check_and_grow)
     with pytest.raises(OSError, match="it has more than 5000 bytes; larger files are not read"):
         read_file(path, 5000)
 
@@ -351,9 +352,9 @@ async def test_overlay_write_without_answer_fails(tmp_path: Path, monkeypatch: p
         source.apply("admin", {(("user", "alice"),): {"producer_byte_rate": 5.0}}, reasons.append)
         await until(lambda: reasons)
         assert reasons == [f"{path} cannot be written: no answer from the file system within 0.2 s"]
-        assert source.quotas() == {}
+        assert enforced(source.table) == {}
         silent.answers.set()  # it is written after all, found by the next look
-        await until(lambda: source.quotas() == {(("user", "alice"),): {"producer_byte_rate": 5.0}})
+        await until(lambda: enforced(source.table) == {(("user", "alice"),): {"producer_byte_rate": 5.0}})
 
 
 async def test_hanging_file_does_not_stop_other_followed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

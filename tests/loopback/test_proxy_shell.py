@@ -354,7 +354,7 @@ async def test_mute_is_ignored_only_after_its_announcement(acks: int, watched: i
             client = await connect(proxy, produce(1, 11_000, acks=acks))
             await trio.sleep(0.7)
             await client.send_all(request(UNKNOWN_API, 0, 2, b""))
-            await scripted.really(lambda: proxy.counters.requests.get(-1) == 1)  # read after the mute
+            await scripted.really(lambda: proxy.counters.counted.by_api().get(-1) == 1)  # read after the mute
             seen = [(one.mutes, one.ignored) for one in proxy.counters.libraries]
         if len(seen) == watched:
             break

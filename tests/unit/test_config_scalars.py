@@ -2,7 +2,6 @@
 is too deep, too full or too slow: refused with its place before anything recurses, in little time."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
