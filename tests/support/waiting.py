@@ -15,7 +15,7 @@ LIMIT_S: Final = 60.0
 """Long: a condition that is met ends the wait, and a busy machine may take its time."""
 POLL_S: Final = 0.02
 """At first. A longer wait looks less often: a look at a sidecar's metrics takes CPU on both sides."""
-SLOWEST_POLL_S: Final = 0.2
+SLOWEST_POLL_S: Final = 0.05
 Answer = TypeVar("Answer")
 
 
