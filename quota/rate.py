@@ -151,6 +151,11 @@ class SampledRate:
         """The time of the last event; long ago before the first."""
         return self._current.last
 
+    @property
+    def samples(self) -> list[tuple[int, int, float]]:
+        """Start, last event and sum of each slot in use (an expired slot stays in use, with a sum of zero)."""
+        return [(sample.start, sample.last, sample.sum) for sample in self._ring]
+
     def _window(self, elapsed: int) -> int:
         """Elapsed time, topped up by whole samples to num_samples - 1 of them; at least 1 ms."""
         if elapsed < self._min_ms:

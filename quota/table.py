@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from quota.connections import NO_CONNECTION_LIMITS, ConnectionEntry, ConnectionLimits
 from quota.entity import DEFAULT, LONGEST_NAME, CounterKey, Kind, Level, Name, bounded_name
@@ -38,15 +38,15 @@ class CandidateLimits:
 
 
 class _EntryFields(NamedTuple):
-    user: Name = None
-    client_id: Name = None
-    producer_byte_rate: float | None = None
-    consumer_byte_rate: float | None = None
-    request_percentage: float | None = None
-    controller_mutation_rate: float | None = None
-    mode: Mode = "enforce"
-    candidate: CandidateLimits | None = None
-    scope: Scope | None = None
+    user: Name
+    client_id: Name
+    producer_byte_rate: float | None
+    consumer_byte_rate: float | None
+    request_percentage: float | None
+    controller_mutation_rate: float | None
+    mode: Mode
+    candidate: CandidateLimits | None
+    scope: Scope | None
 
 
 class Entry(_EntryFields):
@@ -59,17 +59,26 @@ class Entry(_EntryFields):
 
     __slots__ = ()
 
-    if not TYPE_CHECKING:  # type checkers know the fields
-
-        def __new__(cls, *fields: Any, **named: Any) -> Self:
-            """Raises ValueError."""
-            entry = super().__new__(cls, *fields, **named)
-            if entry.user is None and entry.client_id is None:
-                raise ValueError("a quota entry names a user, a client-id, or both")
-            if "" in entry.entity:
-                raise ValueError("the user and client-id of a quota entry are names, never empty")
-            _check_limits(_rates(entry))
-            return entry
+    def __new__(
+        cls,
+        user: Name = None,
+        client_id: Name = None,
+        producer_byte_rate: float | None = None,
+        consumer_byte_rate: float | None = None,
+        request_percentage: float | None = None,
+        controller_mutation_rate: float | None = None,
+        mode: Mode = "enforce",
+        candidate: CandidateLimits | None = None,
+        scope: Scope | None = None,
+    ) -> Self:
+        """Raises ValueError."""
+        if user is None and client_id is None:
+            raise ValueError("a quota entry names a user, a client-id, or both")
+        if user == "" or client_id == "":
+            raise ValueError("the user and client-id of a quota entry are names, never empty")
+        rates = producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate
+        _check_limits(rates)
+        return tuple.__new__(cls, (user, client_id, *rates, mode, candidate, scope))
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # a NamedTuple has a TypeVar of its own
