@@ -304,11 +304,13 @@ def _no_leaders(walker: Walker, version: int, ids: Set[int]) -> Generator[None, 
 
 def _cluster(version: int) -> Program:
     """Between the brokers and the topics of a Metadata response: cluster id, controller id."""
-    if version < 1:
+    return () if version < 1 else (*_cluster_id(version), (SKIP, 4))
+
+
+def _cluster_id(version: int) -> Program:
+    if version < 2:
         return ()
-    flexible = version >= _METADATA_FIRST_FLEXIBLE
-    text: Program = ((VARLEN, 0) if flexible else (STRING, 0),) if version >= 2 else ()
-    return (*text, (SKIP, 4))
+    return ((VARLEN, 0) if version >= _METADATA_FIRST_FLEXIBLE else (STRING, 0),)
 
 
 def _grown(edits: list[_Edit], start: int, end: int) -> Generator[None, None, int]:
@@ -329,7 +331,7 @@ def read_cluster(version: int, frame: Buffer) -> tuple[list[NodeAddress], str | 
     walker = Walker(frame, len(frame), 4 + INT32.unpack_from(frame)[0])
     try:
         at = walker.run(_ADDRESS_WALKS[METADATA << 16 | version], body_start(walker, 0, METADATA, version))
-        end = walker.run(_cluster(version)[:-1], at)
+        end = walker.run(_cluster_id(version), at)
     except Short as short:
         raise WireError("response_malformed", f"the Metadata response is truncated: {short}") from None
     cluster_id = _text(frame, at, end, version >= _METADATA_FIRST_FLEXIBLE) if version >= 2 else None
