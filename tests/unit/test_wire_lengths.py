@@ -78,3 +78,12 @@ def test_a_huge_claim_inside_a_topic_ends_the_connection_only(claim: str) -> Non
     body = b"\x02" + topic + bytes.fromhex(claim) + b"\0" * 9
     with pytest.raises(WireError, match="cannot be read"):
         finished(Work(read_entries(CREATE_TOPICS, 7, body, lambda _topic: None, 0.0)))
+
+
+def test_reads_any_negative_length_as_null() -> None:
+    """As Kafka's generated classes do; a null that the schema forbids is refused as one."""
+    cls = message_class("metadata", 5, "response")
+    nobody = bytes(4) + bytes(4)  # throttle time, no brokers
+    check_lengths(cls, nobody + b"\xff\xfe" + bytes(4) + bytes(4))  # cluster id, controller, no topics
+    with pytest.raises(WireError, match="an array is null that must not be"):
+        check_lengths(cls, nobody + b"\xff\xff" + bytes(4) + b"\xff\xff\xff\xfe")
