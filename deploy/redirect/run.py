@@ -299,5 +299,6 @@ def _insist_on_capability() -> None:
         if name == "CapEff" and not int(value, 16) >> CAP_NET_ADMIN & 1:
             raise RedirectError(
                 "this needs the capability NET_ADMIN: run it in an init container with securityContext {runAsUser: 0, "
-                "runAsNonRoot: false, capabilities: {drop: [ALL], add: [NET_ADMIN]}}, or as root (docs/transparent.md)"
+                "runAsNonRoot: false, capabilities: {drop: [ALL], add: [NET_ADMIN]}}, or as root of the host "
+                "(docs/transparent.md)"
             )

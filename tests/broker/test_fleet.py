@@ -255,7 +255,7 @@ def test_warns_of_partitions_that_were_added(kafka: KafkaCluster, monkeypatch: p
     name = f"more-{uuid.uuid4().hex}"
     create_topics(kafka.bootstrap, {name: TOPIC_CONFIG}, partitions=2)
     exchange = Exchange(FleetSection(key_file="/not/read", topic=name), kafka.bootstrap)
-    warning = "the fleet's topic has a different number of partitions"
+    warning = "the fleet's topic has more partitions"
     with structlog.testing.capture_logs() as logs:
         exchange.start()
         until(lambda: exchange.partitions == 2)

@@ -57,7 +57,7 @@ def check_tls(bootstrap: HostPort) -> str:
         with socket.create_connection(bootstrap, ATTEMPT_TIMEOUT_S) as opened:
             context.wrap_socket(opened, server_hostname=bootstrap.host).close()
     except OSError as error:
-        raise SmokeError(f"{bootstrap}: no TLS: {error}") from error
+        raise SmokeError(f"{bootstrap}: TLS failed: {error}") from error
     return f"{bootstrap} answers with TLS: the addresses of brokers are not checked"
 
 

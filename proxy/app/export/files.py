@@ -209,7 +209,7 @@ def _lock(fd: int) -> None:
     except BlockingIOError:
         raise
     except OSError as error:  # a file system without locks: then no two sidecars may share the directory
-        log.debug("files cannot be locked", error=str(error))
+        log.debug("cannot lock usage files", error=str(error))
 
 
 def _end_of_last_line(fd: int) -> int:

@@ -211,7 +211,7 @@ class Exchange:
         if count > max(self.partitions, self._most):
             self._most = count
             log.warning(
-                "the fleet's topic has a different number of partitions: restart all instances",
+                "the fleet's topic has more partitions: restart all instances",
                 topic=self._settings.topic,
                 partitions=count,
                 used=self.partitions,
@@ -234,7 +234,7 @@ class Exchange:
                     self._check_compression(admin)
                     return found
                 if not settings.create_topic:
-                    raise TopicError(f"topic {settings.topic} is missing. {self._command()}")
+                    raise TopicError(f"topic {settings.topic} not found. {self._command()}")
                 copies = settings.replication_factor or -1
                 try:
                     admin.create_topics([NewTopic(settings.topic, wanted, copies, topic_configs=dict(TOPIC_CONFIG))])

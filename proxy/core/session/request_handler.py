@@ -674,7 +674,7 @@ class RequestHandler:
         """Pass an administrator's whole request to its interceptor, which decides."""
         api_key, version = pending.api_key, pending.api_version
         if total > MAX_INTERCEPTED_BYTES:
-            text = f"{api_name(api_key)} request of {header.size} bytes; at most {MAX_INTERCEPTED_BYTES} are kept"
+            text = f"{api_name(api_key)} request of {header.size} bytes; the limit is {MAX_INTERCEPTED_BYTES}"
             raise WireError("request_too_large", text)
         if end - start < total:
             return need(total)
