@@ -19,11 +19,12 @@ from typing import Any, Final
 
 from benchmarks.report import stored
 from benchmarks.report.stats import jain
-from quota.fleet.core import Fleet, whole
+from quota.fleet.core import Fleet
 from quota.fleet.record import Record, Seal, decode
 from quota.fleet.split import CAPACITY
 from quota.fleet.timing import Timing
 from quota.fleet.view import View
+from quota.steps import whole
 
 TICK_MS: Final = 250
 SEAL: Final = Seal([b"benchmark"], "kquota-fleet", "f")

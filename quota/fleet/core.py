@@ -5,11 +5,10 @@ The caller passes in what was read (:meth:`Fleet.read`), the state of its groups
 """
 
 from collections import Counter
-from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple
 
 from quota.fleet.claim import Claim, exact
 from quota.fleet.demand import DemandEstimate
@@ -17,6 +16,7 @@ from quota.fleet.record import MAC_BYTES, FleetRecordError, GroupUse, Record, Se
 from quota.fleet.split import CAPACITY, floor_share, grant_of
 from quota.fleet.timing import Timing
 from quota.fleet.view import MOVED, LastUse, View
+from quota.steps import Steps
 
 LEARNING: Final = 1.25
 """Intervals for which a group is only read: every member that reports it has then been heard."""
@@ -106,19 +106,6 @@ RECORD: Final = 250
 """Groups of one record: to write or read it takes a millisecond or two."""
 MAX_IN_FLIGHT: Final = 1000
 """Own records of a partition that may still come back; while none does, there is one more for each interval."""
-
-Result = TypeVar("Result")
-Steps: TypeAlias = Generator[None, None, Result]
-
-
-def whole(steps: Steps[Result]) -> Result:
-    """The result of all steps at once."""
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        result: Result = end.value
-        return result
 
 
 class Fleet:

@@ -7,11 +7,12 @@ from typing import Final
 from quota.connections import ConnectionEntry, EntityType
 from quota.counter import QuotaCounter
 from quota.entity import CounterKey, Kind
-from quota.fleet.core import STEP, Fleet, FleetStatus, Outgoing, Steps, whole
+from quota.fleet.core import STEP, Fleet, FleetStatus, Outgoing
 from quota.fleet.demand import SAMPLE_MS
 from quota.fleet.record import group_hash
 from quota.fleet.split import CAPACITY
 from quota.ledger import Ledger
+from quota.steps import Steps, whole
 
 SOON_MS: Final = 1000
 """While an instance has less than its fair share, the longest throttle of one response: more is about to come,

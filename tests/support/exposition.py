@@ -24,8 +24,8 @@ from proxy.net.listen.server import Proxy
 from proxy.net.settings import ProxySettings
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT, Kind
-from quota.fleet.core import whole
 from quota.ledger import Ledger
+from quota.steps import whole
 from quota.table import Entry, QuotaTable
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from quota.fleet.core import Fleet, whole
+from quota.fleet.core import Fleet
 from quota.fleet.record import Seal
 from quota.fleet.split import floor_share
+from quota.steps import whole
 
 TOPIC, ID, GROUP = "kquota-fleet", "shop", 12_344  # of partition 0 of 4
 SEAL = Seal([b"old" * 12], TOPIC, ID)

@@ -15,10 +15,11 @@ from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.entity import DEFAULT, Kind
-from quota.fleet.core import Fleet, whole
+from quota.fleet.core import Fleet
 from quota.fleet.record import Seal
 from quota.fleet.shares import Shares
 from quota.ledger import Ledger
+from quota.steps import whole
 from quota.table import CandidateLimits, Entry, QuotaTable
 
 TABLE = QuotaTable(

@@ -7,11 +7,11 @@ import pytest
 
 from proxy.app.sources.security import BadFileError, FleetKeys
 from quota.fleet import claim, core, view
-from quota.fleet.core import whole
 from quota.fleet.record import GroupUse, Record, Seal, decode, encode
 from quota.fleet.split import CAPACITY, floor_share
 from quota.fleet.timing import Timing
 from quota.fleet.view import View
+from quota.steps import whole
 from tests.support import fleet_site
 from tests.support.fleet_site import GROUP, ID, SEAL, TOPIC
 from tests.support.turns import Watch, growth

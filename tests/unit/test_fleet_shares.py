@@ -7,13 +7,14 @@ import pytest
 
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType, Ticket
 from quota.entity import DEFAULT, Kind
-from quota.fleet.core import STEP, Fleet, whole
+from quota.fleet.core import STEP, Fleet
 from quota.fleet.record import Seal
 from quota.fleet.shares import SOON_MS, Shares
 from quota.fleet.split import CAPACITY, RESERVE
 from quota.ledger import Ledger
 from quota.overlay import laid_over
 from quota.rate import SampledRate
+from quota.steps import whole
 from quota.table import RATE_FIELD, CandidateLimits, Entry, QuotaTable
 
 MB = 1_000_000.0

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from quota.entity import CounterKey
 from quota.fleet.claim import exact
-from quota.fleet.core import Fleet, ShareReason, whole
+from quota.fleet.core import Fleet, ShareReason
 from quota.fleet.demand import DemandEstimate
 from quota.fleet.record import FleetRecordError, GroupUse, Record, decode, encode, group_hash
 from quota.fleet.split import CAPACITY, RESERVE, floor_share, grant_of
 from quota.fleet.timing import Timing
 from quota.fleet.view import View
+from quota.steps import whole
 from tests.support.examples import examples
 from tests.support.fleet_site import GROUP, HUNGRY, SEAL, Site
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from quota.fleet.core import Fleet, whole
+from quota.fleet.core import Fleet
 from quota.fleet.record import Seal
 from quota.fleet.shares import Shares
 from quota.fleet.timing import Timing
+from quota.steps import whole
 
 if TYPE_CHECKING:
     from tests.world.clock import Clock

@@ -41,7 +41,8 @@ from proxy.core.wire.primitives import (
     uvarint,
 )
 from proxy.core.wire.throttle import UNSUPPORTED_VERSION, body_start, by_version
-from proxy.core.wire.walk import SLICE, Address, Short, Walker, finish
+from proxy.core.wire.walk import SLICE, Address, Short, Walker
+from quota.steps import whole
 
 
 class NodeAddress(NamedTuple):
@@ -141,7 +142,7 @@ def rewrite(
     api_key: int, version: int, buf: Buffer, start: int, end: int, translate: Translate
 ) -> Rewritten | NeedMore | None:
     """What rewrite mode changes in this response: addresses, or the versions that ApiVersions offers. None: nothing."""
-    return finish(rewriting(api_key, version, buf, start, end, translate))
+    return whole(rewriting(api_key, version, buf, start, end, translate))
 
 
 def rewriting(

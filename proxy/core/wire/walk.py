@@ -7,13 +7,12 @@ with more. `frame_end` is where the frame says it ends; beyond it the sender is 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from proxy.core.wire import primitives as p
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.primitives import INT16, INT32, Buffer, Program, read_uvarint
-
-T = TypeVar("T")
+from quota.steps import whole
 
 
 class Short(Exception):  # noqa: N818 - not an error: the caller waits for more bytes and asks again
@@ -63,16 +62,6 @@ MAX_SCOPES: Final = 8
 """Tagged fields that are entered; a response has one of them. Each is compared with all addresses."""
 
 
-def finish(steps: Generator[None, Any, T]) -> T:
-    """What goes in slices, all at once: its result."""
-    try:
-        while True:
-            next(steps)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
 class Walker:
     """Walks one message. `addresses`, `lists`, `scopes` and `throttle_at` are its findings."""
 
@@ -101,7 +90,7 @@ class Walker:
 
     def run(self, program: Program, pos: int) -> int:
         """Walk over `program` from `pos`; the position after it. Raises Short or WireError."""
-        return finish(self.walk(program, pos))
+        return whole(self.walk(program, pos))
 
     def walk(self, program: Program, pos: int) -> Generator[None, Any, int]:
         """As `run`, in slices: others may be served after each."""

@@ -1,0 +1,17 @@
+"""Work in steps: a generator, between whose steps others are served. Its result is what it returns."""
+
+from collections.abc import Generator
+from typing import Any, TypeAlias, TypeVar
+
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator[None, Any, Result]
+
+
+def whole(steps: Steps[Result]) -> Result:
+    """The result of all steps at once."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
