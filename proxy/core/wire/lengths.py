@@ -103,17 +103,14 @@ class _Checker(Walker):
     """Counts numbers in arrays as well, of which kio makes objects. Any negative length is null, as in a broker."""
 
     __slots__ = ()
+    least_length = -(1 << 31)
 
     def checked(self, element: Program, count: int, pos: int) -> int:
         """See `Walker.checked`."""
-        size = super().checked(element, max(count, -1), pos)
+        size = super().checked(element, count, pos)
         if size:
             self._count(count)
         return size
-
-    def _sized(self, pos: int, prefix_bytes: int) -> int:
-        self.need(pos + prefix_bytes)
-        return pos + prefix_bytes + max(int.from_bytes(self.buf[pos : pos + prefix_bytes], "big", signed=True), 0)
 
 
 def _most(cls: Any) -> int:

@@ -65,6 +65,9 @@ MAX_SCOPES: Final = 8
 class Walker:
     """Walks one message. `addresses`, `lists`, `scopes` and `throttle_at` are its findings."""
 
+    least_length = -1
+    """The least length of a field that may be null, and of an array."""
+
     __slots__ = (
         "_compact", "_controllers", "_due", "_elements", "_host_at", "_host_end", "_node_id", "addresses", "buf",
         "frame_end", "limit", "lists", "now_ms", "scopes", "throttle_at",
@@ -189,14 +192,14 @@ class Walker:
     def _sized(self, pos: int, prefix_bytes: int) -> int:
         self.need(pos + prefix_bytes)
         length: int = (INT16 if prefix_bytes == 2 else INT32).unpack_from(self.buf, pos)[0]
-        if length < -1:
+        if length < self.least_length:
             raise self._malformed(f"a field's length is {length}")
         return pos + prefix_bytes + max(length, 0)
 
     def checked(self, element: Program, count: int, pos: int) -> int:
         """The size of each element of an array, if they all have the same; else 0."""
         if count <= 0:
-            if count < -1:
+            if count < self.least_length:
                 raise self._malformed(f"an array has {count} elements")
             return 0
         if count > self.frame_end - pos:  # an element takes at least one byte
