@@ -124,39 +124,44 @@ class Walker:
                     self.lists.append(NodeList(code == p.VARARRAY, counted_at, began, count, first, pos))
             elif code == p.STRING:
                 pos = self._sized(pos, 2)
-            elif code == p.NODE_ID:
-                self.need(pos + 4)
-                self._node_id = INT32.unpack_from(buf, pos)[0]
-                pos += 4
-            elif code in (p.HOST, p.VARHOST):
-                self._host_at, self._compact = pos, code == p.VARHOST
-                pos = self._varlen(pos) if self._compact else self._sized(pos, 2)
-                self._host_end = pos
-            elif code == p.PORT:
-                self.need(pos + argument)
-                self.addresses.append(
-                    Address(
-                        self._node_id, self._controllers, self._compact, self._host_at, self._host_end, pos, argument
-                    )
-                )
-                pos += argument
             elif code == p.THROTTLE:
                 self.throttle_at = pos
                 pos += 4
             elif code == p.BYTES:
                 pos = self._sized(pos, 4)
-            elif code == p.ENDPOINT_TYPE:
-                self.need(pos + 1)
-                self._controllers = buf[pos] == 2
-                pos += 1
             elif code == p.NULLABLE:
                 self.need(pos + 1)
                 pos = pos + 1 if buf[pos] >= 0x80 else (yield from self.walk(argument, pos + 1))
-            elif code == p.REQUIRED and self.count(argument, pos)[0] < 0:
-                raise self._malformed("an array is null that must not be")
+            elif code == p.REQUIRED:
+                if self.count(argument, pos)[0] < 0:
+                    raise self._malformed("an array is null that must not be")
+            else:
+                pos = self._address(code, argument, pos)
             if pos > limit:
                 self.need(pos)
         return pos
+
+    def _address(self, code: int, argument: Any, pos: int) -> int:
+        """A step of an address; the last one is its port."""
+        buf = self.buf
+        if code in (p.HOST, p.VARHOST):
+            self._host_at, self._compact = pos, code == p.VARHOST
+            self._host_end = self._varlen(pos) if self._compact else self._sized(pos, 2)
+            return self._host_end
+        if code == p.NODE_ID:
+            self.need(pos + 4)
+            self._node_id = INT32.unpack_from(buf, pos)[0]
+            return pos + 4
+        if code == p.ENDPOINT_TYPE:
+            self.need(pos + 1)
+            self._controllers = buf[pos] == 2
+            return pos + 1
+        if code == p.PORT:
+            self.need(pos + argument)
+            host = self._host_at, self._host_end
+            self.addresses.append(Address(self._node_id, self._controllers, self._compact, *host, pos, argument))
+            return pos + int(argument)
+        raise AssertionError(f"step {code} in a walk over a message")
 
     def count(self, code: int, pos: int) -> tuple[int, int]:
         """The number of elements (-1: null) of an array of this step, and the position of the first."""
