@@ -126,7 +126,7 @@ def _is_of_a_fleet(quotas: Any) -> bool:
 
 
 def _find_no_brokers(source: Source) -> Iterator[Problem]:
-    """Brokers are named, unless connections have a destination. Checked beside the model, to be reported with all."""
+    """Brokers are named, unless connections have a destination. Reported with the problems of the model."""
     values, place = source.values, ("upstream", "bootstrap")
     if not isinstance(values, dict) or values.get("mode") == "transparent":
         return

@@ -40,7 +40,7 @@ class Section(BaseModel):
         return self
 
     def _expected_together(self) -> str | None:
-        """What the values lack although each of them is valid; None: nothing."""
+        """What is wrong with the values together, though each is valid; None: nothing."""
         return None
 
 

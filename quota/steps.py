@@ -1,4 +1,4 @@
-"""Work in steps: a generator, between whose steps others are served. Its result is what it returns."""
+"""Work in steps: a generator. Others are served between two steps."""
 
 from collections.abc import Generator
 from typing import Any, TypeAlias, TypeVar

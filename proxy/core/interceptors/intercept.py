@@ -45,7 +45,7 @@ class Work(Generic[T]):
 
 
 def in_slices(steps: Callable[[bytes, float], Slices[T]]) -> Callable[[bytes, float], Work[T]]:
-    """What takes a whole response, where that takes several slices."""
+    """A handler of a whole response that works in slices."""
     return lambda body, now_ms: Work(steps(body, now_ms))
 
 

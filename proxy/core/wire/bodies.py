@@ -23,7 +23,7 @@ def class_of(name: str, version: int, kind: str) -> Any:
 
 
 def made(cls: Any, **values: Any) -> Any:
-    """A message, or a part of one, with those of these values that its version has."""
+    """A message or a part of one. Values that its version lacks are left out."""
     return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
 

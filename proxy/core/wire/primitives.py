@@ -71,7 +71,7 @@ def uvarint(value: int) -> bytes:
 
 
 def array_head(elements: int, compact: bool) -> bytes:
-    """What is before the elements of an array: how many these are (-1: null)."""
+    """The length field of an array of so many elements (-1: null)."""
     return uvarint(elements + 1) if compact else INT32.pack(elements)
 
 

@@ -63,7 +63,7 @@ _MESSAGES: Final = {
 }
 """kio's name, and the first version that it has, and whose response has a throttle time."""
 KNOWN_ERRORS: Final = frozenset(int(code) for code in ErrorCode)
-"""Errors of which it is known what they mean."""
+"""Error codes that kio knows."""
 
 
 class Described(NamedTuple):
@@ -82,7 +82,7 @@ def may_give_ids(api_key: int, version: int) -> bool:
 
 
 def message_class(api_key: int, version: int, kind: str) -> Any:
-    """kio's class, or that of a message that is laid out alike."""
+    """kio's class of a message, or of one with the same layout."""
     name, oldest = _MESSAGES[DELETE_TOPICS if (api_key, version, kind) == (CREATE_TOPICS, 0, "response") else api_key]
     return class_of(name, max(version, oldest), kind)
 
