@@ -2,7 +2,7 @@ cimport cython
 
 from proxy.core.session.effects cimport Effects as EffectsType
 from proxy.core.session.exchange cimport Exchange as ExchangeType, InFlightRequest as InFlightRequestType
-from proxy.core.session.frames cimport Verdict as VerdictType
+from proxy.core.session.frames cimport FrameReader as FrameReaderType, Verdict as VerdictType
 from proxy.core.session.throttle cimport Throttle as ThrottleType
 from proxy.core.wire.requests cimport RequestHeader
 
@@ -19,7 +19,6 @@ cdef class Auth:
     cdef readonly bint blocks, expected, raw, secret
 
     cpdef bint raw_comes(self) except -1
-    cpdef VerdictType raw_answer(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
-    cpdef VerdictType raw_message(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
-    cpdef VerdictType request(self, object buf, Py_ssize_t start, Py_ssize_t end, RequestHeader header,
-                              InFlightRequestType pending)
+    cpdef VerdictType raw_answer(self, FrameReaderType reader, double now_ms)
+    cpdef VerdictType raw_message(self, FrameReaderType reader, double now_ms)
+    cpdef VerdictType request(self, FrameReaderType reader, RequestHeader header, InFlightRequestType pending)

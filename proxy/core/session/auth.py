@@ -24,7 +24,7 @@ from proxy.core.errors import CloseReason, SessionError, broker_malformed
 from proxy.core.interceptors.intercept import Forward, Reply
 from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import Exchange, InFlightRequest, new_in_flight
-from proxy.core.session.frames import FORWARD, STOP, Verdict, need
+from proxy.core.session.frames import FORWARD, STOP, FrameReader, Verdict, need
 from proxy.core.session.states import AUTH, Event, Proving, step
 from proxy.core.session.throttle import Throttle
 from proxy.core.wire import sasl as wire
@@ -158,21 +158,18 @@ class Auth:
 
     # ---- from the client --------------------------------------------------------------------------------------------
 
-    def request(
-        self, buf: bytearray | memoryview, start: int, end: int, header: RequestHeader, pending: InFlightRequest
-    ) -> Verdict:
+    def request(self, reader: FrameReader, header: RequestHeader, pending: InFlightRequest) -> Verdict:
         """A SaslHandshake or SaslAuthenticate request, which is read whole and passed on. Raises WireError."""
         if header.size > wire.MAX_SASL_BYTES:
             text = f"a SASL request of {header.size} bytes; at most {wire.MAX_SASL_BYTES} are accepted, as by a broker"
             raise WireError("sasl_too_large", text)
         if self.state is Proving.IDLE:
             self._step(Event.BEGUN)
-        total = 4 + header.size
-        if end - start < total:
-            return need(total)
+        if not reader.is_whole():
+            return need(reader.total)
         if not self._refused:
             pending.account = UNAUTHENTICATED
-        body = memoryview(buf)[header.body : start + total]
+        body = memoryview(reader.buf)[header.body : reader.stop]
         if header.api_key == wire.SASL_HANDSHAKE:
             self._login = SaslLogin(self._claim, wire.mechanism(body))
             self.raw = header.api_version == 0
@@ -182,22 +179,22 @@ class Auth:
         self._step(Event.SENT)
         return FORWARD
 
-    def raw_message(self, buf: bytearray | memoryview, start: int, end: int, total: int, now_ms: float) -> Verdict:
-        """A raw message of `total` bytes. STOP: it is a request again, once its user is known. Raises SessionError."""
-        here, login = end - start, self._login
+    def raw_message(self, reader: FrameReader, now_ms: float) -> Verdict:
+        """A raw message. STOP: it is a request again, once its user is known. Raises SessionError."""
+        message, total, login = memoryview(reader.buf)[reader.start : reader.stop], reader.total, self._login
         assert login is not None
         if not 0 <= total - 4 <= wire.MAX_SASL_BYTES:
             text = f"a SASL message of {total - 4} bytes; at most {wire.MAX_SASL_BYTES} are accepted"
             raise SessionError(CloseReason.CLIENT_MALFORMED, text, kind="sasl_too_large")
         if not login.is_shown:
-            if here < min(8, total):
+            if len(message) < min(8, total):
                 return need(min(8, total))
-            if login.ends_raw(bytes(buf[start : start + min(here, 8)])):
+            if login.ends_raw(message[:8]):
                 self._accept(Login(None))
                 return STOP
-        if here < total:
+        if len(message) < total:
             return need(total)
-        self._message(memoryview(buf)[start + 4 : start + total])
+        self._message(message[4:])
         if login.is_shown:  # the broker does not answer the last message of others
             self._exchange.append(new_in_flight(0, wire.SASL_AUTHENTICATE, RAW, UNAUTHENTICATED, now_ms))
             self._step(Event.SENT)
@@ -215,11 +212,12 @@ class Auth:
         oldest = self._exchange.oldest
         return self.raw if oldest is None else oldest.api_version == RAW
 
-    def raw_answer(self, buf: bytearray | memoryview, start: int, end: int, total: int, now_ms: float) -> Verdict:
+    def raw_answer(self, reader: FrameReader, now_ms: float) -> Verdict:
         """A raw message of the broker: it sends one only to continue or to accept. Raises SessionError."""
+        total = reader.total
         if not 4 <= total <= 4 + wire.MAX_SASL_BYTES:
             raise broker_malformed(f"the broker sent a SASL message of {total - 4} bytes", "broker_frame_size")
-        if end - start < total:
+        if not reader.is_whole():
             return need(total)
         oldest = self._exchange.oldest
         if oldest is None:
@@ -229,7 +227,7 @@ class Auth:
         if oldest.api_version != RAW:
             raise broker_malformed("the broker sent two SASL messages for one", "broker_unasked_response")
         self._exchange.popleft()
-        self._judge(wire.SaslResponse(0, bytes(buf[start + 4 : start + total]), 0), now_ms)
+        self._judge(wire.SaslResponse(0, bytes(reader.buf[reader.start + 4 : reader.stop]), 0), now_ms)
         return FORWARD
 
     def _answered(self, body: bytes, now_ms: float) -> Reply:

@@ -1,4 +1,6 @@
 cimport cython
+# For results that tell an error: Cython 3.3 writes a `long long` one's -1 wrongly where the class is final.
+from libc.stdint cimport int64_t
 
 from proxy.core.session.outgoing cimport Outgoing as OutgoingType
 from proxy.core.wire cimport integers
@@ -13,6 +15,7 @@ cdef class Verdict:
     cdef readonly object data
 
 
+@cython.final
 cdef class FrameReader:
     cdef OutgoingType _out
     cdef object _filter, _looker, _view
@@ -29,9 +32,11 @@ cdef class FrameReader:
     cpdef bint at_boundary(self) except -1
     cpdef bint is_idle(self) except -1
     cpdef object forwarded(self, long long left)
+    cpdef bint is_whole(self) except -1
+    cpdef Verdict more(self)
     cpdef bint keeps(self) except -1
     cpdef Py_ssize_t kept_bytes(self) except -1
-    cpdef long long movable(self) except -1
+    cpdef int64_t movable(self) except -1
     cpdef object feed(self, object view, Py_ssize_t end)
     cpdef object keep(self, object view, Py_ssize_t end)
     cpdef object moved(self, long long count)

@@ -35,6 +35,8 @@ HEAD: Final = 1
 _END: Final = 2
 """The last byte of a frame has been used."""
 _PREFIX_BYTES: Final = 4
+_LITTLE_BYTES: Final = 14
+"""Of a frame that is looked at again: a request's header up to the client-id."""
 _HEAD: Final = HEAD
 NEED: Final = 0
 _NEED: Final = NEED
@@ -142,6 +144,15 @@ class FrameReader:
         """Its owner has forwarded a part of a frame, and `left` bytes of it are to come; 0: the frame has ended."""
         self.left = left
         self._in_frame = left > 0
+
+    def is_whole(self) -> bool:
+        """Whether all of the frame at HEAD has arrived."""
+        return self.stop - self.start == self.total
+
+    def more(self) -> Verdict:
+        """Twice as much of it has to arrive before it is a HEAD again: one that trickles in is not looked at for every
+        byte."""
+        return need(min(self.total, max(2 * (self.stop - self.start), _LITTLE_BYTES)))
 
     def keeps(self) -> bool:
         """Whether something was fed that has not been used yet."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from proxy.core.session.exchange import InFlightRequest
+from proxy.core.session.frames import FrameReader
 from proxy.core.session.state import SessionState
 from proxy.core.session.throttle import Throttle
 from proxy.core.wire import requests
 from proxy.core.wire.apis import API_VERSIONS, FETCH, OF_TRANSACTIONS, PRODUCE, SHARE_FETCH
+from proxy.core.wire.requests import RequestHeader
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.topics import STRICT_FROM
 from quota.counter import QuotaCounter
@@ -53,16 +55,10 @@ MAX_INT32: Final = 2**31 - 1
 
 
 def lets_through(
-    state: SessionState,
-    account: Account,
-    header: requests.RequestHeader,
-    buf: bytearray | memoryview,
-    end: int,
-    missing: int,
-    now_ms: float,
+    state: SessionState, reader: FrameReader, account: Account, header: RequestHeader, now_ms: float
 ) -> bool:
-    """Whether the request in `buf`, of which the bytes up to `end` have arrived and `missing` bytes have not, may be
-    forwarded. If not, `Throttle.until_ms` is when to ask again. Raises WireError if it is malformed."""
+    """Whether the request at the reader's HEAD may be forwarded. If not, `Throttle.until_ms` is when to ask again.
+    Raises WireError if it is malformed."""
     api_key, throttle = header.api_key, state.throttle
     gates = GATES
     # The two that make up nearly all traffic are recognised without a lookup.
@@ -70,11 +66,11 @@ def lets_through(
         kinds = PRODUCE_GATES
     else:
         kinds = ONLY_REQUEST_TIME if api_key == _FETCH else gates.get(api_key, ONLY_REQUEST_TIME)
-    if throttle.gone and api_key in FOR_THE_ANSWER and not _unanswered(header, buf, end):
+    if throttle.gone and api_key in FOR_THE_ANSWER and not _unanswered(reader, header):
         throttle.queue(FOR_THE_ANSWER[api_key], None, DROPPED_MS, now_ms)  # the connection's I/O drops it, and ends
         return False
     for kind in kinds:
-        if _queues(state, account, header, buf, end, missing, kind, now_ms):
+        if _queues(state, reader, account, header, kind, now_ms):
             return False
     if throttle.place is not None and api_key not in (FETCH, SHARE_FETCH):  # their own quota may still queue those
         throttle.admit(account, api_key, header.size, now_ms)
@@ -100,20 +96,14 @@ def _promise(throttle: Throttle, group: QuotaCounter | None) -> None:
 
 
 def _queues(
-    state: SessionState,
-    account: Account,
-    header: requests.RequestHeader,
-    buf: bytearray | memoryview,
-    end: int,
-    missing: int,
-    kind: Kind,
-    now_ms: float,
+    state: SessionState, reader: FrameReader, account: Account, header: RequestHeader, kind: Kind, now_ms: float
 ) -> bool:
     """Whether the quota of this kind queues the request. Arguments as of `lets_through`."""
     ledger, throttle = state.ledger, state.throttle
     meter = account.meter(kind)
     group = meter.group
     produce = kind is PRODUCED
+    missing = reader.total - (reader.stop - reader.start)
     if not meter.may_queue(ledger.generation) and not (produce and (missing or throttle.grace.owed_until_ms)):
         return False
     if kind is MUTATED and header.api_version >= STRICT_FROM[header.api_key]:
@@ -135,13 +125,15 @@ def _queues(
     if throttle.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
         group.leave_queue(throttle)
         return False
-    throttle.queue(kind, group, wait_ms, now_ms, unanswered=produce and _unanswered(header, buf, end))
+    throttle.queue(kind, group, wait_ms, now_ms, unanswered=produce and _unanswered(reader, header))
     return True
 
 
-def _unanswered(header: requests.RequestHeader, buf: bytearray | memoryview, end: int) -> bool:
+def _unanswered(reader: FrameReader, header: RequestHeader) -> bool:
     """Whether this is a Produce request whose client expects no answer (acks=0); False if that is not known yet."""
-    return header.api_key == PRODUCE and requests.produce_acks(buf, header.body, end, header.api_version) == 0
+    if header.api_key != PRODUCE:
+        return False
+    return requests.produce_acks(reader.buf, header.body, reader.stop, header.api_version) == 0
 
 
 def admits_unshaped(state: SessionState, pending: InFlightRequest, now_ms: float) -> bool:

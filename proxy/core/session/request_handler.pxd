@@ -38,29 +38,28 @@ cdef class RequestHandler:
     cpdef object ended(self, double now_ms)
     @cython.locals(state=SessionStateType, header=RequestHeader, api_key=cython.int, version=cython.int,
                    account=AccountType, pending=InFlightRequestType, throttle=ThrottleType, muted=cython.bint,
-                   verdict=VerdictType)
-    cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, double now_ms)
-    @cython.locals(acks=cython.int, repeated=RepeatedHeader)
-    cpdef VerdictType _produce(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
-                               InFlightRequestType pending)
+                   verdict=VerdictType, reader=FrameReaderType, start=cython.Py_ssize_t, end=cython.Py_ssize_t)
+    cpdef VerdictType decide(self, double now_ms)
+    @cython.locals(reader=FrameReaderType, start=cython.Py_ssize_t, end=cython.Py_ssize_t, acks=cython.int,
+                   repeated=RepeatedHeader)
+    cdef VerdictType _produce(self, RequestHeader header, InFlightRequestType pending)
     @cython.locals(state=SessionStateType, repeated=RepeatedHeader, account=AccountType, total=cython.longlong,
                    throttle=ThrottleType, generation=cython.longlong, missing=cython.longlong, acks=cython.int,
                    pending=InFlightRequestType)
     cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms)
     @cython.locals(pending=InFlightRequestType, left=cython.longlong)
     cdef InFlightRequestType _take_more(self, Py_ssize_t count, double now_ms)
-    @cython.locals(state=SessionStateType, api_key=cython.int, verdict=VerdictType)
-    cpdef VerdictType _other(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
-                             InFlightRequestType pending, double now_ms)
-    @cython.locals(throttle=ThrottleType, api_key=cython.int, joins=cython.bint, compact=cython.bint)
-    cdef VerdictType _member(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total,
-                             RequestHeader header, double now_ms)
+    @cython.locals(state=SessionStateType, reader=FrameReaderType, api_key=cython.int, verdict=VerdictType)
+    cdef VerdictType _other(self, RequestHeader header, InFlightRequestType pending, double now_ms)
+    @cython.locals(throttle=ThrottleType, reader=FrameReaderType, api_key=cython.int, joins=cython.bint,
+                   compact=cython.bint)
+    cdef VerdictType _member(self, RequestHeader header, double now_ms)
     cdef int _begin_produce(self, InFlightRequestType pending, long long size_bytes, int acks) except -1
     @cython.locals(state=SessionStateType, key=cython.int)
     cdef int _count(self, AccountType account, int api_key) except -1
     cpdef int _begin(self, InFlightRequestType pending, bint unanswered) except -1
-    @cython.locals(state=SessionStateType, version=cython.int, wanted=cython.Py_ssize_t, asked=cython.longlong,
+    @cython.locals(state=SessionStateType, reader=FrameReaderType, start=cython.Py_ssize_t, end=cython.Py_ssize_t,
+                   total=cython.Py_ssize_t, version=cython.int, wanted=cython.Py_ssize_t, asked=cython.longlong,
                    fields=FetchFields, grant=FetchGrantType, upstream_version=cython.int)
-    cpdef VerdictType _fetch(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total, RequestHeader header,
-                             InFlightRequestType pending, double now_ms)
+    cdef VerdictType _fetch(self, RequestHeader header, InFlightRequestType pending, double now_ms)
     cpdef object _begin_fetch(self, InFlightRequestType pending, double now_ms)

@@ -31,7 +31,7 @@ from proxy.core.session.frames import (
     replace,
 )
 from proxy.core.session.refused import IN_ORDER, RefusedBatches
-from proxy.core.session.sizes import bytes_wanted, header_too_large, is_established
+from proxy.core.session.sizes import header_too_large, is_established
 from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering, Proving
 from proxy.core.session.throttle import UNKNOWN_SESSION_MS
@@ -47,7 +47,6 @@ from proxy.core.wire.apis import (
     SHARE_FETCH,
     TRANSACTIONS,
     api_name,
-    is_known,
 )
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import (
@@ -57,8 +56,8 @@ from proxy.core.wire.messages import (
     response_frame,
     unsupported_api_versions_response,
 )
-from proxy.core.wire.primitives import Buffer
 from proxy.core.wire.refusal import TOO_LARGE, ProduceRefusal
+from proxy.core.wire.requests import FetchFields, RequestHeader
 from proxy.core.wire.sasl import SASL_APIS
 from proxy.core.wire.schema import APIS
 from proxy.core.wire.software import client_software
@@ -246,20 +245,21 @@ class RequestHandler:
                 else:
                     state.throttle.impose(pending, PRODUCED, delay_ms, now_ms, size_bytes)
 
-    def decide(self, buf: bytearray | memoryview, start: int, end: int, total: int, now_ms: float) -> Verdict:
-        """What becomes of the request (or raw SASL message) of `total` bytes at `start`, which has arrived up to `end`.
-        Raises WireError if it is malformed, and SessionError."""
-        state = self._state
+    def decide(self, now_ms: float) -> Verdict:
+        """What becomes of the request (or raw SASL message) that is the reader's HEAD. Raises WireError if it is
+        malformed, and SessionError."""
+        state, reader = self._state, self.reader
         if state.auth.raw:
-            return state.auth.raw_message(buf, start, end, total, now_ms)
+            return state.auth.raw_message(reader, now_ms)
+        buf, start, end = reader.buf, reader.start, reader.stop
         header = requests.parse_request_header(buf, start, end, self._max_frame_bytes)
         if (end if header is None else header.body) - start > self._max_header_bytes:
             raise header_too_large(start, end, header, self._state.sizes)
         if header is None:
-            return need(bytes_wanted(buf, start, end - start))
+            return reader.more()
         if not self.established:
             self.established = is_established(header, self._state.sizes)
-        self.reader.frames_left -= (header.body - start) >> _HEADER_SHIFT
+        reader.frames_left -= (header.body - start) >> _HEADER_SHIFT
         self.saw_request = True
         api_key, version = header.api_key, header.api_version
         account = self.account
@@ -272,23 +272,23 @@ class RequestHandler:
         if account is not UNAUTHENTICATED:
             throttle = state.throttle
             if api_key == _PRODUCE and (throttle.refuse_to > 0 or self._awaited is not None):
-                verdict = self._refuse_after_another(buf, start, end, total, header, account, now_ms)
+                verdict = self._refuse_after_another(header, account, now_ms)
                 if verdict is not None:
                     return verdict
             muted = throttle.until_ms > now_ms and not throttle.lets_end(api_key, now_ms)
-            if muted or not gate.lets_through(state, account, header, buf, end, total - (end - start), now_ms):
-                return self._wait(buf, end, header, account, now_ms)
+            if muted or not gate.lets_through(state, reader, account, header, now_ms):
+                return self._wait(header, account, now_ms)
         pending = exchange.new_in_flight(header.correlation_id, api_key, version, account, now_ms)
         if api_key == _PRODUCE:
-            verdict = self._produce(buf, start, end, total, header, pending)
+            verdict = self._produce(header, pending)
         elif api_key == _FETCH:
-            verdict = self._fetch(buf, start, end, total, header, pending, now_ms)
+            verdict = self._fetch(header, pending, now_ms)
         else:
-            verdict = self._other(buf, start, end, total, header, pending, now_ms)
+            verdict = self._other(header, pending, now_ms)
         if state.reserved is not None and self._current is not None:
-            looker = state.reserved.look(api_key, version, buf[header.body : end], end - start == total)
+            looker = state.reserved.look(api_key, version, buf[header.body : end], reader.is_whole())
             if looker is not None:
-                self.reader.look(looker)
+                reader.look(looker)
         return verdict
 
     # ---- a request that may not be forwarded yet --------------------------------------------------------------------
@@ -298,71 +298,56 @@ class RequestHandler:
         """How many bytes of the client were received before what is kept: before the request that is decided on."""
         return self._state.throttle.client_bytes - self.reader.kept_bytes()
 
-    def _wait(self, buf: Buffer, end: int, header: requests.RequestHeader, account: Account, now_ms: float) -> Verdict:
+    def _wait(self, header: RequestHeader, account: Account, now_ms: float) -> Verdict:
         """The client is muted or queued. Shortly before a Produce request has waited for its own `timeout_ms` it is
         refused: its client would give it up, and send it again on another connection."""
         throttle, verdict = self._state.throttle, None
         if throttle.due_ms <= 0.0:
-            throttle.due_ms = self._due_ms(buf, end, header, now_ms)
+            throttle.due_ms = self._due_ms(header, now_ms)
         if 0.0 < throttle.due_ms <= now_ms:
-            verdict = self._refuse(buf, end, header, account, now_ms)
+            verdict = self._refuse(header, account, now_ms)
         return _STOP if verdict is None else verdict
 
-    def _due_ms(self, buf: Buffer, end: int, header: requests.RequestHeader, now_ms: float) -> float:
+    def _due_ms(self, header: RequestHeader, now_ms: float) -> float:
         """See `Throttle.due_ms`."""
         throttle = self._state.throttle
         if header.api_key != _PRODUCE or throttle.gone:
             return inf
-        timeout_ms = requests.produce_timeout(buf, header.body, end, header.api_version)
+        timeout_ms = requests.produce_timeout(self.reader.buf, header.body, self.reader.stop, header.api_version)
         if timeout_ms is None:
             return -1.0
         timeout_ms = max(min(timeout_ms, 2 * throttle.slices.most_ms), MIN_TIMEOUT_MS)
         return throttle.arrivals.came_ms(self.bytes_before, now_ms) + timeout_ms - min(max(timeout_ms / 10, 200), 2000)
 
-    def _refuse_after_another(
-        self,
-        buf: Buffer,
-        start: int,
-        end: int,
-        total: int,
-        header: requests.RequestHeader,
-        account: Account,
-        now_ms: float,
-    ) -> Verdict | None:
+    def _refuse_after_another(self, header: RequestHeader, account: Account, now_ms: float) -> Verdict | None:
         """The same for a Produce request that the client sent before one that was refused. None: it does not follow
         one, as far as can be seen."""
-        throttle, awaited = self._state.throttle, self._awaited
+        throttle, awaited, reader = self._state.throttle, self._awaited, self.reader
         skips, seen = False, None
         if awaited is not None:
             refusal = self._refusal_of(header.api_version)
             with suppress(WireError):  # what cannot be refused is not looked at further
-                refusal.see(buf[header.body : end])
+                refusal.see(reader.buf[header.body : reader.stop])
                 seen = refusal
-            wanted = min(total, header.body - start + _BATCH_WITHIN_BYTES)
-            if seen is not None and not seen.batches and end - start < wanted:
+            wanted = min(reader.total, header.body - reader.start + _BATCH_WITHIN_BYTES)
+            if seen is not None and not seen.batches and reader.stop - reader.start < wanted:
                 return need(wanted)
             skips = awaited.skips(refusal.batches, throttle.announced_until_ms, now_ms)
             if not awaited:
                 self._awaited = None
         if skips or (throttle.refuse_to > 0 and throttle.follows(self.bytes_before, now_ms)):
-            return self._refuse(buf, end, header, account, now_ms, seen)
+            return self._refuse(header, account, now_ms, seen)
         return None
 
     def _refusal_of(self, version: int) -> ProduceRefusal:
         return ProduceRefusal(version, timed=self.software is not None and self.software.startswith(IN_ORDER))
 
     def _refuse(
-        self,
-        buf: Buffer,
-        end: int,
-        header: requests.RequestHeader,
-        account: Account,
-        now_ms: float,
-        seen: ProduceRefusal | None = None,
+        self, header: RequestHeader, account: Account, now_ms: float, seen: ProduceRefusal | None = None
     ) -> Verdict | None:
         """Begin to throw away a Produce request, uncharged; `seen` is its refusal, if that has read it so far. None: it
         goes on waiting, as it expects no answer, has too many partitions, or too much has been thrown away."""
-        version = header.api_version
+        version, buf, end = header.api_version, self.reader.buf, self.reader.stop
         throttle, group = self._state.throttle, account.meter(PRODUCED).group
         throttle.due_ms = inf
         if group is None or requests.produce_acks(buf, header.body, end, version) in (0, _NO_ACKS_YET):
@@ -401,20 +386,14 @@ class RequestHandler:
         state.exchange.append(pending)
         state.counters.produces_refused += 1
 
-    def _produce(
-        self,
-        buf: bytearray | memoryview,
-        start: int,
-        end: int,
-        total: int,
-        header: requests.RequestHeader,
-        pending: InFlightRequest,
-    ) -> Verdict:
+    def _produce(self, header: RequestHeader, pending: InFlightRequest) -> Verdict:
+        reader = self.reader
+        buf, start, end = reader.buf, reader.start, reader.stop
         acks = requests.produce_acks(buf, header.body, end, header.api_version)
         if acks == _NO_ACKS_YET:
-            if end - start == total:
-                raise WireError("request_malformed", f"a Produce request of {total - 4} bytes has no acks")
-            return need(min(total, 2 * (end - start)))
+            if reader.is_whole():
+                raise WireError("request_malformed", f"a Produce request of {header.size} bytes has no acks")
+            return reader.more()
         if self._state.throttle.transactions.unannounced_ms >= 0.0:
             timeout_ms = requests.produce_timeout(buf, header.body, end, header.api_version)
             self._state.throttle.answers_within(timeout_ms or 0)
@@ -474,18 +453,9 @@ class RequestHandler:
         self._produced_bytes = size_bytes
         self._begin(pending, acks == 0)
 
-    def _other(
-        self,
-        buf: bytearray | memoryview,
-        start: int,
-        end: int,
-        total: int,
-        header: requests.RequestHeader,
-        pending: InFlightRequest,
-        now_ms: float,
-    ) -> Verdict:
+    def _other(self, header: RequestHeader, pending: InFlightRequest, now_ms: float) -> Verdict:
         """A request that is neither Produce nor Fetch."""
-        state, api_key = self._state, pending.api_key
+        state, api_key, reader = self._state, pending.api_key, self.reader
         if api_key == _SHARE_FETCH:
             if not gate.admits_unshaped(state, pending, now_ms):
                 return _STOP
@@ -496,15 +466,15 @@ class RequestHandler:
             state.answered_here(pending, state.cpu_ms(), now_ms)
             self._begin(pending, False)
             return _DROP
-        elif api_key == _API_VERSIONS and self.software is None and end - start == total:
-            self.software = client_software(buf, header.body, end, header.api_version)
+        elif api_key == _API_VERSIONS and self.software is None and reader.is_whole():
+            self.software = client_software(reader.buf, header.body, reader.stop, header.api_version)
             pending.account.software = self.software or pending.account.software
         elif api_key in SASL_APIS and header.known:
-            verdict = state.auth.request(buf, start, end, header, pending)
+            verdict = state.auth.request(reader, header, pending)
             if verdict is not _FORWARD:
                 return verdict
         elif api_key in MEMBERSHIP:
-            verdict = self._member(buf, start, end, total, header, now_ms)
+            verdict = self._member(header, now_ms)
             if verdict is not _FORWARD:
                 return verdict
         elif api_key in TRANSACTIONS:
@@ -512,23 +482,21 @@ class RequestHandler:
         elif header.known:
             interceptor = state.interceptors.get(api_key)
             if interceptor is not None and interceptor.wants(api_key, pending.account):
-                return self._intercept(interceptor, buf, start, end, total, header, pending, now_ms)
-        pending.work_bytes = total * WORK_PER_BYTE.get(api_key, 0)
+                return self._intercept(interceptor, header, pending, now_ms)
+        pending.work_bytes = reader.total * WORK_PER_BYTE.get(api_key, 0)
         self._begin(pending, False)
         return _FORWARD
 
-    def _member(
-        self, buf: Buffer, start: int, end: int, total: int, header: requests.RequestHeader, now_ms: float
-    ) -> Verdict:
+    def _member(self, header: RequestHeader, now_ms: float) -> Verdict:
         """A request of a group's member: throttles are cut so that its heartbeats get through, until it leaves."""
-        throttle, api_key, field = self._state.throttle, header.api_key, None
+        throttle, api_key, field, reader = self._state.throttle, header.api_key, None, self.reader
         joins = api_key == JOIN_GROUP
         if header.known and (joins or api_key in EPOCH_HEARTBEATS):
             # session_timeout_ms after the group's name, or member_epoch after those of the group and the member.
             compact = not joins or header.api_version >= 6
-            field = requests.int32_after_names(buf, header.body, end, 1 if joins else 2, compact)
-            if field is None and end - start < min(total, _MAX_PARTIAL_BYTES):
-                return need(min(total, 2 * (end - start)))
+            field = requests.int32_after_names(reader.buf, header.body, reader.stop, 1 if joins else 2, compact)
+            if field is None and reader.stop - reader.start < min(reader.total, _MAX_PARTIAL_BYTES):
+                return reader.more()
         if joins:
             if header.known:
                 throttle.carries(UNKNOWN_SESSION_MS if field is None else field)
@@ -554,24 +522,17 @@ class RequestHandler:
         if not unanswered:
             self._state.exchange.append(pending)
 
-    def _fetch(
-        self,
-        buf: bytearray | memoryview,
-        start: int,
-        end: int,
-        total: int,
-        header: requests.RequestHeader,
-        pending: InFlightRequest,
-        now_ms: float,
-    ) -> Verdict:
+    def _fetch(self, header: RequestHeader, pending: InFlightRequest, now_ms: float) -> Verdict:
         """Decide a fetch before the broker works on it: answer it here if over the quota, or else lower it to fit."""
+        reader = self.reader
+        buf, start, end, total = reader.buf, reader.start, reader.stop, reader.total
         wanted = total if total <= _MAX_PARTIAL_BYTES else header.body - start + FETCH_HEAD_BYTES
         if end - start < wanted:
             return need(wanted)
         state, version = self._state, header.api_version
         fields = requests.parse_fetch(buf, header.body, end, version)
         if fields is None:
-            return self._unshaped(pending, total, now_ms)
+            return self._unshaped(header, pending, now_ms)
         asked = fields.max_bytes if fields.max_bytes is not None else gate.MAX_INT32
         head_bytes = fetch_heads.of_request(buf, fields, end, start + total - fields.rest, version)
         deferred_ms, self._deferred_ms = self._deferred_ms, 0
@@ -584,11 +545,9 @@ class RequestHandler:
         if grant.throttle_ms > 0:
             if deferred_ms == 0 and total > DEFERRED_BYTES and fields.session_epoch > 0:
                 self._deferred_ms = grant.throttle_ms
-                self.reader.frames_left = 0
+                reader.frames_left = 0
                 return _STOP
-            whole = end - start == total <= _MAX_PARTIAL_BYTES
-            body = buf[header.body : end] if whole else None
-            return self._answer_fetch(fields, body, total, header, pending, grant.throttle_ms, now_ms)
+            return self._answer_fetch(fields, header, pending, grant.throttle_ms, now_ms)
         pending.grant = grant
         self._begin_fetch(pending, now_ms)
         max_bytes = grant.max_bytes
@@ -596,9 +555,8 @@ class RequestHandler:
             state.counters.fetches_shaped += 1
         if self._missed:
             # Requests answered here before this one never reached the broker: this one carries their changes too.
-            body = buf[header.body : end] if end - start == total <= _MAX_PARTIAL_BYTES else None
-            self.reader.frames_left -= total >> BODY_SHIFT
-            merged = self._shaper.forward(fields, body, version, max_bytes)
+            reader.frames_left -= total >> BODY_SHIFT
+            merged = self._shaper.forward(fields, self._fetch_body(header), version, max_bytes)
             if merged is not None:
                 head = bytearray(buf[start : header.body])
                 head[0:4] = (len(head) - 4 + len(merged)).to_bytes(4, "big")
@@ -613,26 +571,26 @@ class RequestHandler:
                 integers.put_int16(buf, start + 6, upstream_version)
         return _FORWARD
 
+    def _fetch_body(self, header: RequestHeader) -> memoryview | bytearray | None:
+        """The body of a Fetch request that is inspected whole; None for a larger one."""
+        reader = self.reader
+        if reader.total > _MAX_PARTIAL_BYTES or not reader.is_whole():
+            return None
+        return reader.buf[header.body : reader.stop]
+
     def _answer_fetch(
-        self,
-        fields: requests.FetchFields,
-        body: bytearray | memoryview | None,
-        total: int,
-        header: requests.RequestHeader,
-        pending: InFlightRequest,
-        throttle_ms: int,
-        now_ms: float,
+        self, fields: FetchFields, header: RequestHeader, pending: InFlightRequest, throttle_ms: int, now_ms: float
     ) -> Verdict:
         """The fetch is over its quota: answer it with no records, or queue it if that cannot be."""
         state, version = self._state, header.api_version
         began_ms = state.cpu_ms()
-        session_id = self._shaper.take_over(fields, body, version)
+        session_id = self._shaper.take_over(fields, self._fetch_body(header), version)
         if session_id is None:
             state.throttle.queue(FETCHED, None, throttle_ms, now_ms)
             return _STOP
         delay_ms = max(throttle_ms, state.answered_here(pending, began_ms, now_ms))
         self._begin_fetch(pending, now_ms)
-        self.reader.frames_left -= total >> BODY_SHIFT
+        self.reader.frames_left -= self.reader.total >> BODY_SHIFT
         state.throttle.impose(pending, FETCHED, throttle_ms, now_ms)
         announces = pending.penalty is not None and pending.penalty.announced_until_ms
         announced_ms = min(delay_ms, state.throttle.slices.most_ms) if announces else 0
@@ -640,10 +598,10 @@ class RequestHandler:
         state.counters.fetches_answered += 1
         return _DROP
 
-    def _unshaped(self, pending: InFlightRequest, total: int, now_ms: float) -> Verdict:
+    def _unshaped(self, header: RequestHeader, pending: InFlightRequest, now_ms: float) -> Verdict:
         """A fetch of a version that is newer than this sidecar."""
-        if is_known(FETCH, pending.api_version):
-            raise WireError("request_malformed", f"a Fetch request of {total - 4} bytes has no topics")
+        if header.known:
+            raise WireError("request_malformed", f"a Fetch request of {header.size} bytes has no topics")
         if self._state.translate is not None:
             raise SessionError(
                 CloseReason.UNSUPPORTED_VERSION,
@@ -661,29 +619,21 @@ class RequestHandler:
         self._begin(pending, False)
 
     def _intercept(
-        self,
-        interceptor: Interceptor,
-        buf: bytearray | memoryview,
-        start: int,
-        end: int,
-        total: int,
-        header: requests.RequestHeader,
-        pending: InFlightRequest,
-        now_ms: float,
+        self, interceptor: Interceptor, header: RequestHeader, pending: InFlightRequest, now_ms: float
     ) -> Verdict:
         """Pass an administrator's whole request to its interceptor, which decides."""
-        api_key, version = pending.api_key, pending.api_version
-        if total > MAX_INTERCEPTED_BYTES:
+        api_key, version, reader = pending.api_key, pending.api_version, self.reader
+        if reader.total > MAX_INTERCEPTED_BYTES:
             text = f"{api_name(api_key)} request of {header.size} bytes; the limit is {MAX_INTERCEPTED_BYTES}"
             raise WireError("request_too_large", text)
-        if end - start < total:
-            return need(total)
+        if not reader.is_whole():
+            return need(reader.total)
         self._count(pending.account, api_key)
-        body = bytes(buf[header.body : end])
+        body = bytes(reader.buf[header.body : reader.stop])
         request = AdminRequest(api_key, version, self._state.auth.user, pending.account, body)
-        self.reader.frames_left = 0  # one in a turn
+        reader.frames_left = 0  # one in a turn
         outcome = interceptor.request(request, now_ms)
-        self._state.exchange.ask(bytes(buf[start + 4 : header.body]), body, pending)
+        self._state.exchange.ask(bytes(reader.buf[reader.start + 4 : header.body]), body, pending)
         self._act(outcome, now_ms)
         return _DROP
 

@@ -34,18 +34,17 @@ cdef class ResponseHandler:
     cdef int _free(self) except -1
     @cython.locals(pending=InFlightRequestType, exchange=ExchangeType)
     cpdef object send_answers(self)
-    @cython.locals(state=SessionStateType, here=cython.Py_ssize_t, pending=InFlightRequestType, api_key=cython.int,
-                   version=cython.int, throttle_ms=cython.longlong, verdict=VerdictType)
-    cpdef VerdictType decide(self, object buf, Py_ssize_t start, Py_ssize_t end, Py_ssize_t total)
+    @cython.locals(state=SessionStateType, reader=FrameReaderType, start=cython.Py_ssize_t, total=cython.longlong,
+                   pending=InFlightRequestType, throttle_ms=cython.longlong, verdict=VerdictType)
+    cpdef VerdictType decide(self)
     @cython.locals(state=SessionStateType, pending=InFlightRequestType, after=InFlightRequestType,
                    throttle_at=cython.Py_ssize_t, broker_throttle_ms=cython.longlong, throttle_ms=cython.longlong)
     cpdef InFlightRequestType take_plain(self, object buf, Py_ssize_t end, double now_ms, double arrived_ms)
-    @cython.locals(api_key=cython.int)
-    cdef object _answered(self, InFlightRequestType pending, object buf, Py_ssize_t start, Py_ssize_t here,
-                          Py_ssize_t total, bint unchanged, long long throttle_ms)
-    @cython.locals(state=SessionStateType, api_key=cython.int, version=cython.int, wanted=cython.Py_ssize_t)
-    cdef VerdictType _forwarded(self, object buf, Py_ssize_t start, Py_ssize_t here, Py_ssize_t total,
-                                InFlightRequestType pending, long long throttle_ms)
+    @cython.locals(reader=FrameReaderType, api_key=cython.int, version=cython.int)
+    cdef object _answered(self, InFlightRequestType pending, bint unchanged, long long throttle_ms)
+    @cython.locals(state=SessionStateType, reader=FrameReaderType, api_key=cython.int, version=cython.int,
+                   total=cython.longlong, wanted=cython.longlong)
+    cdef VerdictType _forwarded(self, InFlightRequestType pending, long long throttle_ms)
     @cython.locals(pending=InFlightRequestType)
     cdef InFlightRequestType _oldest(self, long long correlation_id)
     @cython.locals(state=SessionStateType)
@@ -55,8 +54,7 @@ cdef class ResponseHandler:
     cdef object _charge_time(self, InFlightRequestType pending)
     @cython.locals(left_ms=cython.double)
     cdef int64_t _throttle_ms(self, InFlightRequestType pending) except? -1
-    @cython.locals(state=SessionStateType, now_ms=cython.double, version=cython.int, account=AccountType,
-                   grant=FetchGrantType, share=cython.bint, tags=cython.int, named_bytes=cython.longlong,
-                   amount_bytes=cython.longlong, delay_ms=cython.longlong)
-    cdef object _charge_fetch(self, InFlightRequestType pending, object buf, Py_ssize_t start, Py_ssize_t here,
-                              Py_ssize_t size)
+    @cython.locals(state=SessionStateType, now_ms=cython.double, version=cython.int, reader=FrameReaderType,
+                   size=cython.longlong, account=AccountType, grant=FetchGrantType, share=cython.bint, tags=cython.int,
+                   named_bytes=cython.longlong, amount_bytes=cython.longlong, delay_ms=cython.longlong)
+    cdef object _charge_fetch(self, InFlightRequestType pending)

@@ -129,30 +129,29 @@ class ResponseHandler:
             self.bytes_total += len(answer)
             self.out.insert(answer)
 
-    def decide(self, buf: bytearray | memoryview, start: int, end: int, total: int) -> Verdict:
-        """What becomes of the response (or raw SASL message) of `total` bytes at `start`, which has arrived up to
-        `end`. Raises SessionError."""
+    def decide(self) -> Verdict:
+        """What becomes of the response (or raw SASL message) that is the reader's HEAD. Raises SessionError."""
+        state, reader = self._state, self.reader
         if self._raw:
-            return self._state.auth.raw_answer(buf, start, end, total, self._now_ms)
-        state, here = self._state, end - start
+            return state.auth.raw_answer(reader, self._now_ms)
+        start, total = reader.start, reader.total
         if not 4 <= total - 4 <= self._max_response_bytes:
             text = f"the broker sent a frame of {total - 4} bytes; expected 4 to {self._max_response_bytes}"
             raise broker_malformed(text, "broker_frame_size")
-        if here < 8:
+        if reader.stop - start < 8:
             return need(8)
-        pending = self._oldest(integers.int32(buf, start + 4))
-        api_key, version = pending.api_key, pending.api_version
+        pending = self._oldest(integers.int32(reader.buf, start + 4))
         if pending is not self._timed:
             self._charge_time(pending)
         if pending.hook is not None:
-            return self._hand_over(buf, start, here, total, pending)
+            return self._hand_over(pending)
         throttle_ms = self._throttle_ms(pending) if pending.penalty is not None else 0
-        verdict = self._forwarded(buf, start, here, total, pending, throttle_ms)
+        verdict = self._forwarded(pending, throttle_ms)
         if verdict is not _FORWARD and (verdict.kind == _NEED or verdict is STOP):
             return verdict
-        self._answered(pending, buf, start, here, total, verdict is _FORWARD, throttle_ms)
-        if api_key == _SHARE_FETCH and state.translate is not None:
-            return _without_endpoints(version)
+        self._answered(pending, verdict is _FORWARD, throttle_ms)
+        if pending.api_key == _SHARE_FETCH and state.translate is not None:
+            return _without_endpoints(pending.api_version)
         return verdict
 
     def take_plain(self, buf: memoryview, end: int, now_ms: float, arrived_ms: float) -> InFlightRequest | None:
@@ -188,48 +187,38 @@ class ResponseHandler:
             state.exchange.reuse(pending)
         return pending
 
-    def _answered(
-        self,
-        pending: InFlightRequest,
-        buf: bytearray | memoryview,
-        start: int,
-        here: int,
-        total: int,
-        unchanged: bool,
-        throttle_ms: int,
-    ) -> None:
+    def _answered(self, pending: InFlightRequest, unchanged: bool, throttle_ms: int) -> None:
         """The oldest request in flight is answered: charge a fetch, and announce the throttle if the response is
         `unchanged` so far."""
-        api_key = pending.api_key
+        api_key, version, reader = pending.api_key, pending.api_version, self.reader
         self._state.exchange.popleft()
         if api_key in (_FETCH, _SHARE_FETCH):
-            self._charge_fetch(pending, buf, start, here, total - 4)
+            self._charge_fetch(pending)
             throttle_ms = self._throttle_ms(pending)
         elif api_key == _PRODUCE or api_key not in WAITING_APIS:
             self._latency.add(self._latency_ms(pending) / 1000.0)
-        self._note(pending, throttle.read_throttle(buf, start, start + here, api_key, pending.api_version))
+        self._note(pending, throttle.read_throttle(reader.buf, reader.start, reader.stop, api_key, version))
         if throttle_ms > 0 and unchanged:
-            throttle.patch_throttle(buf, start, start + here, api_key, pending.api_version, throttle_ms)
+            throttle.patch_throttle(reader.buf, reader.start, reader.stop, api_key, version, throttle_ms)
 
-    def _forwarded(
-        self, buf: bytearray | memoryview, start: int, here: int, total: int, pending: InFlightRequest, throttle_ms: int
-    ) -> Verdict:
+    def _forwarded(self, pending: InFlightRequest, throttle_ms: int) -> Verdict:
         """How a response is forwarded: as it is, or with its addresses replaced. NEED or STOP: not yet."""
-        state, api_key, version = self._state, pending.api_key, pending.api_version
+        state, api_key, version, reader = self._state, pending.api_key, pending.api_version, self.reader
+        total = reader.total
         if state.reserved is not None and api_key == _METADATA and total <= MAX_PARTIAL_RESPONSE_BYTES:
-            return self._rewrite(buf, start, here, total, pending, throttle_ms) if here == total else need(total)
+            return self._rewrite(pending, throttle_ms) if reader.is_whole() else need(total)
         if (
             state.translate is not None
             and api_key != _SHARE_FETCH
-            and not responses.is_plain(api_key, version, buf, start, start + here)
+            and not responses.is_plain(api_key, version, reader.buf, reader.start, reader.stop)
             and responses.needs_rewrite(api_key, version)
         ):
-            return self._rewrite(buf, start, here, total, pending, throttle_ms)
+            return self._rewrite(pending, throttle_ms)
         if throttle_ms > 0 or api_key in (_FETCH, _SHARE_FETCH):
             wanted = total
             if total > _HEAD_BYTES and (api_key == _FETCH or not throttle.needs_whole_frame(api_key, version)):
                 wanted = _HEAD_BYTES
-            if here < wanted <= MAX_PARTIAL_RESPONSE_BYTES:
+            if reader.stop - reader.start < wanted <= MAX_PARTIAL_RESPONSE_BYTES:
                 return need(wanted)
         return _FORWARD
 
@@ -279,22 +268,21 @@ class ResponseHandler:
         left_ms = pending.penalty.announced_until_ms - self._now_ms
         return math.ceil(left_ms) if left_ms > 0 else 0
 
-    def _hand_over(
-        self, buf: bytearray | memoryview, start: int, here: int, total: int, pending: InFlightRequest
-    ) -> Verdict:
+    def _hand_over(self, pending: InFlightRequest) -> Verdict:
         """Pass a response whole to its request's hook."""
-        state, now_ms = self._state, self._now_ms
+        state, now_ms, reader = self._state, self._now_ms, self.reader
+        buf, start, end, total = reader.buf, reader.start, reader.stop, reader.total
         api_key, version = pending.api_key, pending.api_version
         if total > MAX_INTERCEPTED_BYTES:
             text = f"{api_name(api_key)} v{version} response of {total} bytes"
             raise broker_malformed(f"{text}, expected at most {MAX_INTERCEPTED_BYTES}", "broker_too_large")
-        if here < total:
+        if not reader.is_whole():
             return need(total)
-        self.reader.frames_left = 0  # one in a turn
+        reader.frames_left = 0  # one in a turn
         began_ms = state.cpu_ms()
-        broker_throttle_ms = throttle.read_throttle(buf, start, start + total, api_key, version)
+        broker_throttle_ms = throttle.read_throttle(buf, start, end, api_key, version)
         try:
-            reply = self._reply(buf, start, total, pending, broker_throttle_ms)
+            reply = self._reply(pending, broker_throttle_ms)
         except WireError as error:
             raise broker_malformed(str(error), error.reason) from error
         state.charge_own(pending.account, began_ms, now_ms)
@@ -312,23 +300,21 @@ class ResponseHandler:
             throttle_ms = max(throttle_ms, broker_throttle_ms)
             return replace(total, response_frame(api_key, version, pending.correlation_id, reply.body, throttle_ms))
         if throttle_ms > 0:
-            throttle.patch_throttle(buf, start, start + total, api_key, version, throttle_ms)
+            throttle.patch_throttle(buf, start, end, api_key, version, throttle_ms)
         return FORWARD
 
-    def _reply(
-        self, buf: bytearray | memoryview, start: int, total: int, pending: InFlightRequest, broker_throttle_ms: int
-    ) -> Reply | None:
+    def _reply(self, pending: InFlightRequest, broker_throttle_ms: int) -> Reply | None:
         """What the hook says to the response; None if it has more to compute: then the response stays where it is, and
         the next turn comes back to it."""
-        state, now_ms, hook = self._state, self._now_ms, pending.hook
+        state, now_ms, reader, hook = self._state, self._now_ms, self.reader, pending.hook
         state.counters.long_turns.begin(api_name(pending.api_key), now_ms / 1000.0)
         if not isinstance(hook, Work):
             assert hook is not None
             state.counters.upstream_latency.add(self._latency_ms(pending) / 1000.0)
             if broker_throttle_ms > 0:
                 state.broker_throttled(pending, broker_throttle_ms, now_ms)
-            at = throttle.body_at(buf, start, start + total, pending.api_key, pending.api_version)
-            result = hook(bytes(buf[at : start + total]), now_ms)
+            at = throttle.body_at(reader.buf, reader.start, reader.stop, pending.api_key, pending.api_version)
+            result = hook(bytes(reader.buf[at : reader.stop]), now_ms)
             if pending is state.exchange.question:
                 assert not isinstance(result, Reply)
                 state.exchange.decide(result)
@@ -339,26 +325,20 @@ class ResponseHandler:
             pending.hook = hook = result
         return hook.advance(now_ms)
 
-    def _rewrite(
-        self,
-        buf: bytearray | memoryview,
-        start: int,
-        here: int,
-        total: int,
-        pending: InFlightRequest,
-        throttle_ms: int,
-    ) -> Verdict:
+    def _rewrite(self, pending: InFlightRequest, throttle_ms: int) -> Verdict:
         """Replace broker addresses (or clamp ApiVersions) at the head of a response."""
-        state = self._state
+        state, reader = self._state, self.reader
+        buf, start, end, total = reader.buf, reader.start, reader.stop, reader.total
+        here = end - start
         api_key, version = pending.api_key, pending.api_version
         hides = state.reserved is not None and api_key == METADATA
         try:
             if here <= SLICED_BYTES and not hides:
                 assert state.translate is not None
-                done = responses.rewrite(api_key, version, buf, start, start + here, state.translate)
+                done = responses.rewrite(api_key, version, buf, start, end, state.translate)
             else:
                 if self._rewriting is None:
-                    copied = bytes(buf[start : start + here])  # the buffer is another one in the next slice
+                    copied = bytes(buf[start:end])  # the buffer is another one in the next slice
                     self._rewriting = here, self._rewritten(api_key, version, copied, hides and here == total)
                 here, steps = self._rewriting
                 try:
@@ -366,7 +346,7 @@ class ResponseHandler:
                 except StopIteration as stop:
                     done, self._rewriting = stop.value, None
                 else:
-                    self.reader.frames_left = 0
+                    reader.frames_left = 0
                     return STOP
         except WireError as error:
             if error.reason == CloseReason.UNSUPPORTED_VERSION:
@@ -381,7 +361,7 @@ class ResponseHandler:
             # Not just what is missing next: inspecting it again for every few bytes would take quadratic time.
             return need(min(total, max(done.wanted, here * 2), MAX_PARTIAL_RESPONSE_BYTES))
         if here <= SLICED_BYTES:  # in one slice
-            self.reader.frames_left -= here >> REWRITE_SHIFT
+            reader.frames_left -= here >> REWRITE_SHIFT
         if done is None:  # nothing to replace
             return _FORWARD
         state.counters.addresses_rewritten += 1
@@ -408,19 +388,18 @@ class ResponseHandler:
         yield
         return responses.Rewritten(b"".join((done.head, memoryview(frame)[done.consumed :])), size)
 
-    def _charge_fetch(
-        self, pending: InFlightRequest, buf: bytearray | memoryview, start: int, here: int, size: int
-    ) -> None:
-        """Charge a Fetch or ShareFetch response of `size` bytes. If the request could not be answered here, the client
-        is muted now, for as long as its next one would have to wait."""
-        state, now_ms, version = self._state, self._now_ms, pending.api_version
+    def _charge_fetch(self, pending: InFlightRequest) -> None:
+        """Charge a Fetch or ShareFetch response. If the request could not be answered here, the client is muted now,
+        for as long as its next one would have to wait."""
+        state, now_ms, version, reader = self._state, self._now_ms, pending.api_version, self.reader
+        size = reader.total - 4
         account, grant = pending.account, pending.grant
         assert grant is not None  # requests of those APIs are admitted before they are forwarded
         share = pending.api_key == _SHARE_FETCH
         # Kafka charges 4 + the body. `size` is header + body, the header 4 bytes (v0) or 5 (v1).
         tags = _FLEXIBLE_HEADER if share or version >= _FETCH_FIRST_FLEXIBLE else 0
         if not share and grant.group is not None:
-            named_bytes = fetch_heads.of_response(buf, start + 8 + tags, start + here, size, version)
+            named_bytes = fetch_heads.of_response(reader.buf, reader.start + 8 + tags, reader.stop, size, version)
             if named_bytes > grant.head_bytes:
                 grant.head_bytes = named_bytes
         amount_bytes = size - tags

@@ -324,7 +324,7 @@ class Session:
             event = reader.next()
             while event:
                 if event == _HEAD:
-                    reader.follow(requests.decide(reader.buf, reader.start, reader.stop, reader.total, now_ms))
+                    reader.follow(requests.decide(now_ms))
                 else:
                     requests.ended(now_ms)
                     if self.client is not _OPEN or self.state.blocked(now_ms):
@@ -345,7 +345,7 @@ class Session:
             event = reader.next()
             while event:
                 if event == _HEAD:
-                    reader.follow(responses.decide(reader.buf, reader.start, reader.stop, reader.total))
+                    reader.follow(responses.decide())
                 else:
                     responses.ended()
                 event = reader.next()

@@ -32,17 +32,6 @@ class SizeLimits:
 DEFAULT_SIZES: Final = SizeLimits()
 
 
-def bytes_wanted(buf: bytearray | memoryview, start: int, here: int) -> int:
-    """How much of a request must have arrived before its header is parsed again; never more than the frame itself.
-
-    Twice as much each time, so that a header that trickles in is not parsed again for every byte.
-    """
-    if here < 4:
-        return 4
-    total = 4 + int.from_bytes(buf[start : start + 4], "big")
-    return min(total, 14 if here < 14 else 2 * here)
-
-
 def header_too_large(start: int, end: int, header: RequestHeader | None, sizes: SizeLimits) -> WireError:
     """The error for a header above the limit, of which only the bytes up to `end` have arrived."""
     length = (end if header is None else header.body) - start
