@@ -55,25 +55,6 @@ _UNCHANGED: Final = Reply()
 class Auth:
     """The logins of one session. Knows nothing of sockets and clocks."""
 
-    __slots__ = (
-        "_begun",
-        "_claim",
-        "_effects",
-        "_exchange",
-        "_kept_api_key",
-        "_login",
-        "_probe_version",
-        "_refused",
-        "_throttle",
-        "_versions",
-        "blocks",
-        "expected",
-        "raw",
-        "secret",
-        "state",
-        "user",
-    )
-
     def __init__(
         self,
         effects: Effects,

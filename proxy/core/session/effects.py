@@ -22,23 +22,6 @@ class Effects:
     The shell carries it out in the order of the attributes below.
     """
 
-    __slots__ = (
-        "ask",
-        "close",
-        "connect",
-        "ended",
-        "identified",
-        "more",
-        "read_broker",
-        "read_client",
-        "splice_down",
-        "splice_up",
-        "to_broker",
-        "to_client",
-        "wake_at_ms",
-        "yields",
-    )
-
     def __init__(self) -> None:
         self.to_broker = Outgoing()
         self.to_client = Outgoing()

@@ -30,8 +30,6 @@ _ASKING: Final = Answering.ASKING
 class Penalty:
     """The throttle that a request caused (see `Throttle.impose`); most requests have none."""
 
-    __slots__ = ("announced_until_ms", "charged", "delay_ms", "kind", "until_ms")
-
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         """The quota that caused it, the one of several that lasts longest."""
@@ -68,21 +66,6 @@ class InFlightRequest:
     kept_bytes: int
     next: InFlightRequest | None
 
-    __slots__ = (
-        "account",
-        "api_key",
-        "api_version",
-        "correlation_id",
-        "grant",
-        "hook",
-        "kept_bytes",
-        "local_answer",
-        "next",
-        "penalty",
-        "sent_ms",
-        "work_bytes",
-    )
-
 
 def new_in_flight(
     correlation_id: int, api_key: int, api_version: int, account: Account, sent_ms: float
@@ -114,19 +97,6 @@ def _for(
 
 class Exchange:
     """The requests in flight of one connection, oldest first; and the one whose interceptor has not decided yet."""
-
-    __slots__ = (
-        "_most",
-        "_spare",
-        "count",
-        "kept_bytes",
-        "newest",
-        "oldest",
-        "outcome",
-        "question",
-        "state",
-        "waiting",
-    )
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -325,8 +295,6 @@ class RequestTime:
     brokers' own figures.
     """
 
-    __slots__ = ("_at", "_baseline", "_recent", "free_ms", "round_trip_ms")
-
     def __init__(self) -> None:
         self.free_ms = 0.0
         """When the last byte of the latest response came: from then on the broker was free for the next request."""
@@ -394,8 +362,6 @@ _BOUNDS = LATENCY_BUCKETS_S
 
 class Histogram:
     """Counts per bucket (upper bounds in seconds, Prometheus' `le`), not cumulated, the last one being +Inf."""
-
-    __slots__ = ("_counts", "sum_s")
 
     def __init__(self) -> None:
         self._counts = [0] * 16  # a C array needs the number itself: one more than there are bounds

@@ -50,8 +50,6 @@ _STOP: Final = 5
 class Verdict:
     """What becomes of a frame."""
 
-    __slots__ = ("count", "data", "kind")
-
     def __init__(self, kind: int, count: int = 0, data: Any = None) -> None:
         self.kind = kind
         self.count = count
@@ -83,27 +81,6 @@ def filtered(by: Filter) -> Verdict:
 
 class FrameReader:
     """One direction's frames. Decides nothing."""
-
-    __slots__ = (
-        "_at",
-        "_dropping",
-        "_end",
-        "_filter",
-        "_in_frame",
-        "_looker",
-        "_need",
-        "_out",
-        "_owned",
-        "_partial",
-        "_view",
-        "buf",
-        "frames_left",
-        "left",
-        "start",
-        "stop",
-        "stopped",
-        "total",
-    )
 
     def __init__(self, out: Outgoing) -> None:
         self._out = out

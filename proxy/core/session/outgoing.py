@@ -12,8 +12,6 @@ NOTHING_READ: Final = memoryview(b"")
 class Outgoing:
     """Bytes in order: `buffers`, then `view[start:end]`. They hold until more is read."""
 
-    __slots__ = ("buffers", "end", "start", "view")
-
     def __init__(self) -> None:
         self.view = NOTHING_READ
         self.start = self.end = 0

@@ -105,29 +105,6 @@ FETCHED: Final = Kind.FETCH
 class RequestHandler:
     """Requests of one client connection. Knows nothing of sockets and clocks."""
 
-    __slots__ = (
-        "_awaited",
-        "_client_id",
-        "_current",
-        "_deferred_ms",
-        "_joined",
-        "_max_frame_bytes",
-        "_max_header_bytes",
-        "_missed",
-        "_produced_bytes",
-        "_refusal",
-        "_repeated",
-        "_shaper",
-        "_state",
-        "_unanswered",
-        "account",
-        "established",
-        "out",
-        "reader",
-        "saw_request",
-        "software",
-    )
-
     def __init__(self, state: SessionState) -> None:
         self._state = state
         self._max_frame_bytes, self._max_header_bytes = state.sizes.max_frame_bytes, state.sizes.max_header_bytes

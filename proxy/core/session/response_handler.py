@@ -63,20 +63,6 @@ Rewriting = Generator[None, None, "responses.Rewritten | responses.NeedMore | No
 class ResponseHandler:
     """Responses to one client connection. Knows nothing of sockets and clocks."""
 
-    __slots__ = (
-        "_latency",
-        "_max_response_bytes",
-        "_now_ms",
-        "_raw",
-        "_rewriting",
-        "_state",
-        "_timed",
-        "bytes_total",
-        "came_ms",
-        "out",
-        "reader",
-    )
-
     def __init__(self, state: SessionState) -> None:
         self._state = state
         self._latency = state.counters.upstream_latency

@@ -57,21 +57,6 @@ _UP: Final = Broker.UP
 class Session:
     """One client connection and its broker connection."""
 
-    __slots__ = (
-        "_effects",
-        "_plain_down",
-        "_plain_up",
-        "auth",
-        "broker",
-        "client",
-        "exchange",
-        "requests",
-        "responses",
-        "retiring",
-        "state",
-        "throttle",
-    )
-
     def __init__(
         self,
         ledger: Ledger,

@@ -30,23 +30,6 @@ _FLOWING: Final = Answering.FLOWING
 class SessionState:
     """What both directions of a session share."""
 
-    __slots__ = (
-        "auth",
-        "broker_mute_until_ms",
-        "counted",
-        "counters",
-        "cpu_ms",
-        "effects",
-        "exchange",
-        "interceptors",
-        "ledger",
-        "request_time",
-        "reserved",
-        "sizes",
-        "throttle",
-        "translate",
-    )
-
     def __init__(
         self,
         ledger: Ledger,

@@ -91,8 +91,6 @@ class Place:
 class Grace:
     """The last part of a SASL session, in which a client is not muted so that it can log in again (KIP-368)."""
 
-    __slots__ = ("_again", "_from_bytes", "expire_ms", "owed_until_ms", "renew_ms")
-
     def __init__(self) -> None:
         self.renew_ms = self.expire_ms = math.inf
         """Between these times the client is not muted: its session ends then, and it has to log in again."""
@@ -145,8 +143,6 @@ class Grace:
 class Arrivals:
     """When bytes arrived that had to wait. The age of a request counts from its arrival."""
 
-    __slots__ = ("_marks", "total")
-
     def __init__(self) -> None:
         self._marks: list[tuple[int, float]] = []
         """How many bytes had come at which times,"""
@@ -176,8 +172,6 @@ class Arrivals:
 
 class Slices:
     """How long one throttle of a connection lasts at most, so that the heartbeats of group members get through."""
-
-    __slots__ = ("_members_until_ms", "most_ms", "rest_until_ms")
 
     def __init__(self) -> None:
         self.most_ms = UNSLICED_MS
@@ -213,8 +207,6 @@ class Slices:
 class Transactions:
     """The transactions of a connection. One times out if its end waits as long as its records."""
 
-    __slots__ = ("_requests_left", "_strict_until_ms", "unannounced_ms")
-
     def __init__(self) -> None:
         self.unannounced_ms = -1.0
         """Shorter throttles of Produce requests are not announced; below 0: there are no transactions."""
@@ -245,28 +237,6 @@ class Transactions:
 
 class Throttle:
     """One client's throttle. It also stands for the connection in the queues of groups."""
-
-    __slots__ = (
-        "_announce_again_ms",
-        "_counters",
-        "_ledger",
-        "_resume_ms",
-        "_together_ms",
-        "announced_until_ms",
-        "arrivals",
-        "client_bytes",
-        "due_bytes",
-        "due_ms",
-        "gone",
-        "grace",
-        "place",
-        "promised",
-        "refuse_to",
-        "slices",
-        "state",
-        "transactions",
-        "until_ms",
-    )
 
     def __init__(self, ledger: Ledger, counters: Counters) -> None:
         self._ledger = ledger

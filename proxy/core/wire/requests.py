@@ -49,8 +49,6 @@ class RequestHeader:
     but `body` is only where the client id ends, as it is unknown whether tagged fields follow.
     """
 
-    __slots__ = ("api_key", "api_version", "body", "client_id", "correlation_id", "known", "size")
-
     size: int
     api_key: int
     api_version: int
@@ -62,8 +60,6 @@ class RequestHeader:
 
 class RepeatedHeader:
     """A header that other requests of the same connection repeat: all of it but the size and the correlation id."""
-
-    __slots__ = ("_client_id", "_key_and_version", "api_version", "body")
 
     def __init__(self, header: RequestHeader, buf: Buffer, frame: int) -> None:
         """`header` is the one at `frame`."""
@@ -291,11 +287,6 @@ class FetchFields:
 
     Without a session, `session_id` is 0 and `session_epoch` -1 (KIP-227). `rest` is where the topics begin.
     """
-
-    __slots__ = (
-        "max_bytes", "max_bytes_at", "min_bytes", "min_bytes_at", "rest", "session_epoch", "session_epoch_at",
-        "session_id",
-    )  # fmt: skip
 
     min_bytes: int
     min_bytes_at: int
