@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from proxy.core.errors import CloseReason
 from proxy.core.session.exchange import InFlightRequest
 from proxy.core.session.session import Session
+from proxy.core.session.state import SessionState
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
 from proxy.net.io.loop import NEVER, Clock, EventLoop
@@ -100,7 +101,8 @@ class Driven:
             "translate": translate if self.rewrite else None,
             "max_in_flight": self.max_in_flight,
         }
-        self.session = self.doors(self.ledger, self.counters, user="u", effects=shared.effects, **settings)
+        state = SessionState(self.ledger, self.counters, user="u", effects=shared.effects, **settings)
+        self.session = self.doors(state)
         near = endpoint_of(client)
         self.pair = ConnectionPair(near, self.session, shared, self._changed, lambda _: self.session.user)
         self.stack.callback(self.pair.close, None)
@@ -189,7 +191,7 @@ class Driven:
             ),
             "in flight": [pending_of(one) for one in state.exchange],
             "requests": (
-                asks.client_ids, asks.software, asks.saw_request, asks.established,
+                list(asks.joined), asks.software, asks.saw_request, asks.established,
                 asks._produced_bytes, asks._unanswered, asks._current is not None,
             ),
             "responses": answers.bytes_total,

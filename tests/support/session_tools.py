@@ -18,6 +18,7 @@ from proxy.core.interceptors.intercept import AdminRequest, Outcome, Work
 from proxy.core.interceptors.quota_admin import AlterRule
 from proxy.core.session.effects import Effects
 from proxy.core.session.session import Session
+from proxy.core.session.state import SessionState
 from proxy.core.session.states import Answering
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import is_flexible
@@ -170,7 +171,7 @@ class Driven(Session):
     __slots__ = ("down", "unread", "up", "user_of")
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
+        super().__init__(SessionState(*arguments, **settings))
         self.up, self.down = bytearray(), bytearray()
         """What was sent to the broker, and to the client, and not taken by the test."""
         self.unread = b""

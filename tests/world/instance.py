@@ -11,6 +11,7 @@ from typing import Any
 
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.session.session import Session
+from proxy.core.session.state import SessionState
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.responses import NodeAddress
 from proxy.net.io import calls
@@ -258,7 +259,10 @@ class Instance:
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def accept(self, client: Socket, broker: int, user: str, released: Tap, returned: Tap) -> None:
-        session = Session(self.ledger, self.counters, user=user, translate=self._translate, effects=self.shared.effects)
+        effects = self.shared.effects
+        session = Session(
+            SessionState(self.ledger, self.counters, user=user, translate=self._translate, effects=effects)
+        )
         link = Link(self, client, session, released, returned)
         link.broker = broker
         self.links[link] = None

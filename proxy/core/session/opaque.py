@@ -15,6 +15,7 @@ from proxy.core.errors import CloseReason
 from proxy.core.session.effects import NEVER, Effects
 from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.session import Session
+from proxy.core.session.state import SessionState
 from proxy.core.session.states import BROKER, CLIENT, Broker, Client, Event, step
 from proxy.core.telemetry.observer import Counters
 from quota.entity import Kind
@@ -53,8 +54,8 @@ class OpaqueSession(Session):
     __slots__ = ("_account", "_active_ms", "_down", "_leaving", "_muted", "_up")
 
     def __init__(self, ledger: Ledger, counters: Counters, *, user: str, effects: Effects | None = None) -> None:
-        """As `Session`."""
-        super().__init__(ledger, counters, user=user, translate=None, effects=effects)
+        """As `SessionState`."""
+        super().__init__(SessionState(ledger, counters, user=user, translate=None, effects=effects))
         self._up = Flow(Kind.PRODUCE, self._effects.to_broker)
         self._down = Flow(Kind.FETCH, self._effects.to_client)
         self._active_ms = -inf

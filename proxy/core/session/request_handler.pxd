@@ -26,7 +26,7 @@ cdef class RequestHandler:
     cdef public AccountType account
     cdef public InFlightRequestType _current
     cdef public object _awaited, _client_id, _refusal, _shaper, software
-    cdef public dict _joined, _missed
+    cdef public dict joined, _missed
     cdef public RepeatedHeader _repeated
     cdef public bint _unanswered, established, saw_request
     cdef public long long _deferred_ms, _max_frame_bytes, _max_header_bytes, _produced_bytes

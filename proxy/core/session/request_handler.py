@@ -33,7 +33,6 @@ from proxy.core.session.frames import (
 from proxy.core.session.refused import IN_ORDER, RefusedBatches
 from proxy.core.session.sizes import header_too_large, is_established
 from proxy.core.session.state import SessionState
-from proxy.core.session.states import Answering, Proving
 from proxy.core.session.throttle import UNKNOWN_SESSION_MS
 from proxy.core.wire import fetch_heads, integers, requests, responses
 from proxy.core.wire.apis import (
@@ -126,7 +125,7 @@ class RequestHandler:
         """The account of the last request,"""
         self._client_id = ""
         """and its client-id."""
-        self._joined: dict[str, Account] = {}
+        self.joined: dict[str, Account] = {}
         """Accounts that count this connection as theirs, by client-id: none of them is evicted."""
         self.saw_request = False
         self._deferred_ms = 0
@@ -137,12 +136,6 @@ class RequestHandler:
         """Client library and version, from ApiVersions v3+."""
         self.established = False
         """A request has come that is not one of those with which connections begin."""
-
-    @property
-    def under_way(self) -> bool:
-        """The client may stay connected: it has logged in where the listener needs that, or else sent any request at
-        all. Clients open connections, ask ApiVersions and keep them for later."""
-        return self.established or (self.saw_request and not self._state.auth.expected)
 
     def end(self, now_ms: float) -> None:
         """The connection ends. The forwarded part of an incomplete Produce request is charged."""
@@ -155,7 +148,7 @@ class RequestHandler:
 
     def close(self) -> None:
         """The accounts no longer count this connection as theirs."""
-        for client_id in list(self._joined):
+        for client_id in list(self.joined):
             self._leave(client_id)
 
     def identify(self, user: str) -> None:
@@ -179,30 +172,18 @@ class RequestHandler:
         client_id = account.identity.client_id  # long ones are cut there, so that no reference keeps the whole
         self.account, self._client_id = account, client_id
         self._repeated = None
-        if client_id not in self._joined:
-            if len(self._joined) == MAX_CLIENT_IDS:
-                self._leave(next(iter(self._joined)))
-            self._joined[client_id] = account
+        if client_id not in self.joined:
+            if len(self.joined) == MAX_CLIENT_IDS:
+                self._leave(next(iter(self.joined)))
+            self.joined[client_id] = account
             account.join()
             account.software = self.software or account.software
         return account
 
     def _leave(self, client_id: str) -> None:
-        account = self._joined.pop(client_id)
+        account = self.joined.pop(client_id)
         account.leave()
         self._state.ledger.wake(account)
-
-    @property
-    def client_ids(self) -> list[str]:
-        """The latest client-ids of this connection, at most `MAX_CLIENT_IDS`; it has one in practice."""
-        return list(self._joined)
-
-    @property
-    def at_boundary(self) -> bool:
-        """True between two requests, all of which have been inspected."""
-        state = self._state
-        asking = state.exchange.state is Answering.ASKING or state.auth.state is Proving.PROBING
-        return self.reader.at_boundary() and not asking
 
     def ended(self, now_ms: float) -> None:
         """The last byte of a request has been read: the broker can begin; charge it, if it is charged now, and mute."""

@@ -16,26 +16,21 @@ What a session may do next is in `proxy.core.session.states`. Rules that hold at
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from proxy.core.auth.sasl import DEFAULT_CLAIM
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Outcome, Reserved
-from proxy.core.session.auth import PROBE_VERSION, wipe
+from proxy.core.interceptors.intercept import Outcome
+from proxy.core.session.auth import wipe
 from proxy.core.session.effects import Effects
 from proxy.core.session.frames import FRAMES_PER_TURN, HEAD
 from proxy.core.session.request_handler import RequestHandler
 from proxy.core.session.response_handler import ResponseHandler
-from proxy.core.session.sizes import DEFAULT_SIZES, FIRST_BYTES, SizeLimits, unreadable
-from proxy.core.session.state import SessionState, no_clock
-from proxy.core.session.states import BROKER, CLIENT, Answering, Broker, Client, Event, step
-from proxy.core.telemetry.observer import Counters
+from proxy.core.session.sizes import FIRST_BYTES, unreadable
+from proxy.core.session.state import SessionState
+from proxy.core.session.states import BROKER, CLIENT, Answering, Broker, Client, Event, Proving, step
 from proxy.core.wire.frames import WireError
-from proxy.core.wire.responses import Translate
 from quota.entity import Kind
-from quota.ledger import Ledger
 
 MIN_UNREAD_BYTES: Final = 32_768
 """With less unread the receive window is open, and the client's end is reported without a read."""
@@ -57,32 +52,8 @@ _UP: Final = Broker.UP
 class Session:
     """One client connection and its broker connection."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        counters: Counters,
-        *,
-        user: str,
-        translate: Translate | None,
-        effects: Effects | None = None,
-        sizes: SizeLimits = DEFAULT_SIZES,
-        max_in_flight: int = 1024,
-        interceptors: Interceptors = NO_INTERCEPTORS,
-        reserved: Reserved | None = None,
-        login_expected: bool = False,
-        claim: str = DEFAULT_CLAIM,
-        probe_version: int = PROBE_VERSION,
-        cpu_ms: Callable[[], float] = no_clock,
-    ) -> None:
-        """`translate` says which addresses clients see instead of brokers'; None: rewrite nothing.
-
-        `effects`: those of the event loop; None: its own. `interceptors` inspect the requests of some APIs whole
-        (`proxy.core.interceptors.intercept`). `reserved` refuses requests that name a topic, in whatever pieces they
-        come. `login_expected`: the listener is known to need SASL, so what comes before the login is not charged.
-        `claim` is the claim of OAUTHBEARER tokens that names the principal. `probe_version` is a version of Metadata
-        that the broker has. `cpu_ms()` is the CPU time of the thread, which answers that are made here are charged by.
-        """
-        self._effects = Effects() if effects is None else effects
+    def __init__(self, state: SessionState) -> None:
+        self._effects = state.effects
         self.client = Client.OPEN
         self.broker = Broker.ABSENT
         self._plain_up = self._plain_down = False
@@ -90,21 +61,6 @@ class Session:
         self.retiring = False
         """The connection is old. It ends at its next quiet moment (`may_end`): no shorter door is used, so that none is
         missed."""
-        state = SessionState(
-            ledger,
-            counters,
-            translate,
-            self._effects,
-            interceptors,
-            reserved,
-            max_in_flight,
-            cpu_ms,
-            sizes,
-            user=user,
-            login_expected=login_expected,
-            claim=claim,
-            probe_version=probe_version,
-        )
         self.state: Final = state
         self.auth: Final = state.auth
         self.exchange: Final = state.exchange
@@ -505,8 +461,8 @@ class Session:
 
     @property
     def client_ids(self) -> list[str]:
-        """Client ids seen on this connection (a bounded number of them)."""
-        return self.requests.client_ids
+        """The latest client-ids of this connection, at most `MAX_CLIENT_IDS`; it has one in practice."""
+        return list(self.requests.joined)
 
     @property
     def mute_until_ms(self) -> float:
@@ -521,7 +477,8 @@ class Session:
     @property
     def client_at_boundary(self) -> bool:
         """True between two requests, all of which have been taken: a good place to stop reading."""
-        return self.requests.at_boundary
+        asking = self.exchange.state is Answering.ASKING or self.auth.state is Proving.PROBING
+        return self.requests.reader.at_boundary() and not asking
 
     @property
     def response_begun(self) -> bool:
@@ -536,8 +493,8 @@ class Session:
     @property
     def under_way(self) -> bool:
         """True once a client may stay as long as it likes: it has logged in where the listener needs that, or else sent
-        a request, even ApiVersions alone."""
-        return self.requests.under_way
+        a request, even ApiVersions alone: clients open connections, ask for versions and keep them for later."""
+        return self.requests.established or (self.requests.saw_request and not self.auth.expected)
 
     @property
     def client_bytes_total(self) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from proxy.core.interceptors.intercept import Interceptors, Reserved
-from proxy.core.session.auth import UNAUTHENTICATED, Auth
+from proxy.core.auth.sasl import DEFAULT_CLAIM
+from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Reserved
+from proxy.core.session.auth import PROBE_VERSION, UNAUTHENTICATED, Auth
 from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import MIN_MS, Exchange, InFlightRequest, RequestTime
-from proxy.core.session.sizes import SizeLimits
+from proxy.core.session.sizes import DEFAULT_SIZES, SizeLimits
 from proxy.core.session.states import Answering
 from proxy.core.session.throttle import Throttle
 from proxy.core.telemetry.observer import Counters
@@ -34,27 +35,33 @@ class SessionState:
         self,
         ledger: Ledger,
         counters: Counters,
-        translate: Translate | None,
-        effects: Effects,
-        interceptors: Interceptors,
-        reserved: Reserved | None,
-        max_in_flight: int,
-        cpu_ms: Callable[[], float],
-        sizes: SizeLimits,
         *,
         user: str,
-        login_expected: bool,
-        claim: str,
-        probe_version: int,
+        translate: Translate | None,
+        effects: Effects | None = None,
+        sizes: SizeLimits = DEFAULT_SIZES,
+        max_in_flight: int = 1024,
+        interceptors: Interceptors = NO_INTERCEPTORS,
+        reserved: Reserved | None = None,
+        login_expected: bool = False,
+        claim: str = DEFAULT_CLAIM,
+        probe_version: int = PROBE_VERSION,
+        cpu_ms: Callable[[], float] = no_clock,
     ) -> None:
+        """`translate` says which addresses clients see instead of brokers'; None: rewrite nothing.
+
+        `effects`: those of the event loop; None: its own. `interceptors` inspect the requests of some APIs whole
+        (`proxy.core.interceptors.intercept`). `reserved` refuses requests that name a topic, in whatever pieces they
+        come. `login_expected`: the listener is known to need SASL, so what comes before the login is not charged.
+        `claim` is the claim of OAUTHBEARER tokens that names the principal. `probe_version` is a version of Metadata
+        that the broker has. `cpu_ms()` is the CPU time of the thread, which answers that are made here are charged by.
+        """
         self.ledger = ledger
         self.cpu_ms = cpu_ms
-        """The CPU time of the thread, to charge what is computed here."""
         self.counters = counters
         self.counted = counters.counted
         self.translate = translate
-        """None: nothing is rewritten."""
-        self.effects = effects
+        self.effects = effects = Effects() if effects is None else effects
         """What the present door wants of the shell."""
         self.interceptors = interceptors
         self.reserved = reserved

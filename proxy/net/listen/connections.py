@@ -16,6 +16,7 @@ import trio
 from proxy.core.errors import CloseReason, SessionError
 from proxy.core.interceptors.intercept import Interceptors, Reserved
 from proxy.core.session.session import Session
+from proxy.core.session.state import SessionState
 from proxy.net.io.connection import Connection
 from proxy.net.io.pair import Shared
 from proxy.net.listen.admission import ConnectionAdmission
@@ -191,7 +192,7 @@ class Connections:
         client, peer, name, dial, ticket = one
         settings = self.settings
         user, source = settings.identity.choose(tls=tls_user)
-        session = Session(
+        state = SessionState(
             self.ledger,
             self.shared.counters,
             user=user,
@@ -206,6 +207,7 @@ class Connections:
             probe_version=self.brokers.metadata_version,
             cpu_ms=_cpu_ms,
         )
+        session = Session(state)
         if self.interception is None:
             dial = partial(self.brokers.unless_own, session, dial)
         arguments = (client, peer, name, dial, session, self.shared, source)
