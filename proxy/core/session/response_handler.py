@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from functools import partial
 from typing import Final
 
-from proxy.core.errors import CloseReason, SessionError, broker_malformed
+from proxy.core.errors import broker_malformed
 from proxy.core.interceptors.intercept import MAX_INTERCEPTED_BYTES, Reply, Work
 from proxy.core.session.auth import UNAUTHENTICATED
 from proxy.core.session.exchange import InFlightRequest
@@ -25,7 +24,6 @@ from proxy.core.session.frames import (
 from proxy.core.session.state import SessionState
 from proxy.core.wire import fetch_heads, integers, responses, throttle
 from proxy.core.wire.apis import FETCH, JOIN_GROUP, METADATA, PRODUCE, SHARE_FETCH, SYNC_GROUP, api_name, version_range
-from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import response_frame
 from proxy.core.wire.sharefetch import ShareFetchScrubber
 from quota.entity import Kind
@@ -116,7 +114,8 @@ class ResponseHandler:
             self.out.insert(answer)
 
     def decide(self) -> Verdict:
-        """What becomes of the response (or raw SASL message) that is the reader's HEAD. Raises SessionError."""
+        """What becomes of the response (or raw SASL message) that is the reader's HEAD. Raises SessionError,
+        and WireError if it is malformed."""
         state, reader = self._state, self.reader
         if self._raw:
             return state.auth.raw_answer(reader, self._now_ms)
@@ -137,7 +136,8 @@ class ResponseHandler:
             return verdict
         self._answered(pending, verdict is _FORWARD, throttle_ms)
         if pending.api_key == _SHARE_FETCH and state.translate is not None:
-            return _without_endpoints(pending.api_version)
+            # Node endpoints come last, after all records: they are removed as the response streams by.
+            return filtered(ShareFetchScrubber(pending.api_version).feed)
         return verdict
 
     def take_plain(self, buf: memoryview, end: int, now_ms: float, arrived_ms: float) -> InFlightRequest | None:
@@ -267,10 +267,7 @@ class ResponseHandler:
         reader.frames_left = 0  # one in a turn
         began_ms = state.cpu_ms()
         broker_throttle_ms = throttle.read_throttle(buf, start, end, api_key, version)
-        try:
-            reply = self._reply(pending, broker_throttle_ms)
-        except WireError as error:
-            raise broker_malformed(str(error), error.reason) from error
+        reply = self._reply(pending, broker_throttle_ms)
         state.charge_own(pending.account, began_ms, now_ms)
         if reply is None:
             return STOP
@@ -318,26 +315,21 @@ class ResponseHandler:
         here = end - start
         api_key, version = pending.api_key, pending.api_version
         hides = state.reserved is not None and api_key == METADATA
-        try:
-            if here <= SLICED_BYTES and not hides:
-                assert state.translate is not None
-                done = responses.rewrite(api_key, version, buf, start, end, state.translate)
+        if here <= SLICED_BYTES and not hides:
+            assert state.translate is not None
+            done = responses.rewrite(api_key, version, buf, start, end, state.translate)
+        else:
+            if self._rewriting is None:
+                copied = bytes(buf[start:end])  # the buffer is another one in the next slice
+                self._rewriting = here, self._rewritten(api_key, version, copied, hides and here == total)
+            here, steps = self._rewriting
+            try:
+                next(steps)
+            except StopIteration as stop:
+                done, self._rewriting = stop.value, None
             else:
-                if self._rewriting is None:
-                    copied = bytes(buf[start:end])  # the buffer is another one in the next slice
-                    self._rewriting = here, self._rewritten(api_key, version, copied, hides and here == total)
-                here, steps = self._rewriting
-                try:
-                    next(steps)
-                except StopIteration as stop:
-                    done, self._rewriting = stop.value, None
-                else:
-                    reader.frames_left = 0
-                    return STOP
-        except WireError as error:
-            if error.reason == CloseReason.UNSUPPORTED_VERSION:
-                raise SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason) from error
-            raise broker_malformed(str(error), error.reason) from error
+                reader.frames_left = 0
+                return STOP
         if isinstance(done, responses.NeedMore):
             text = f"{api_name(api_key)} v{version} response of {total} bytes"
             if here == total:
@@ -394,19 +386,3 @@ class ResponseHandler:
             delay_ms = state.ledger.check(account, FETCHED, now_ms)
             if delay_ms > 0:
                 state.throttle.impose(pending, FETCHED, delay_ms, now_ms, amount_bytes)
-
-
-def _without_endpoints(version: int) -> Verdict:
-    """Node endpoints come last in a share response, after all its records: remove them as it streams by."""
-    try:
-        scrubber = ShareFetchScrubber(version)
-    except WireError as error:
-        raise SessionError(CloseReason.UNSUPPORTED_VERSION, str(error), kind=error.reason) from error
-    return filtered(partial(_scrub, scrubber))
-
-
-def _scrub(scrubber: ShareFetchScrubber, data: bytearray | memoryview) -> bytes:
-    try:
-        return scrubber.feed(data)
-    except WireError as error:
-        raise broker_malformed(str(error), error.reason) from error

@@ -26,7 +26,7 @@ from proxy.core.session.effects import Effects
 from proxy.core.session.frames import FRAMES_PER_TURN, HEAD
 from proxy.core.session.request_handler import RequestHandler
 from proxy.core.session.response_handler import ResponseHandler
-from proxy.core.session.sizes import FIRST_BYTES, unreadable
+from proxy.core.session.sizes import FIRST_BYTES, malformed_response, unreadable
 from proxy.core.session.state import SessionState
 from proxy.core.session.states import BROKER, CLIENT, Answering, Broker, Client, Event, Proving, step
 from proxy.core.wire.frames import WireError
@@ -290,6 +290,8 @@ class Session:
                 else:
                     responses.ended()
                 event = reader.next()
+        except WireError as error:
+            self._fail(malformed_response(error))
         except SessionError as error:
             self._fail(error)
 

@@ -62,3 +62,10 @@ def unreadable(error: WireError, first: bytes) -> SessionError:
         kind, text = known
         return SessionError(CloseReason.CLIENT_MALFORMED, text, kind=kind)
     return SessionError(CloseReason.CLIENT_MALFORMED, str(error), kind=error.reason)
+
+
+def malformed_response(error: WireError) -> SessionError:
+    """Why the connection ends over a response that cannot be parsed, or in a version that is not known."""
+    known = error.reason != CloseReason.UNSUPPORTED_VERSION
+    reason = CloseReason.BROKER_MALFORMED if known else CloseReason.UNSUPPORTED_VERSION
+    return SessionError(reason, str(error), kind=error.reason)
