@@ -19,7 +19,8 @@ from proxy.core.wire.apis import (
     version_range,
 )
 from proxy.core.wire.frames import MAX_FRAME_BYTES, MIN_REQUEST_BYTES, WireError, bad_size, diagnose
-from proxy.core.wire.primitives import FRAME_PREFIX_BYTES, INT16, INT32, Buffer, read_uvarint
+from proxy.core.wire.primitives import FRAME_PREFIX_BYTES, INT16, INT32, TAGS, Buffer, Program, read_uvarint
+from proxy.core.wire.walk import Short, Walker
 
 MAX_STRING_BYTES: Final = 32_767
 """Kafka's strings are no longer, compact ones included: brokers refuse them."""
@@ -30,6 +31,7 @@ MAX_HEADER_TAGS: Final = 100
 
 _FIXED_BYTES: Final = 14
 """size, api_key and api_version, correlation_id, client id's length"""
+_TAGS_ONLY: Final[Program] = ((TAGS, ()),)
 _UNKNOWN: Final = UNKNOWN
 _NO_CLIENT_ID: Final = struct.Struct(">ihhi")
 _NO_CLIENT_ID_BYTES: Final = _NO_CLIENT_ID.size  # 12
@@ -196,27 +198,13 @@ def _decode_client_id(raw: bytes) -> str:
 
 def _skip_header_tags(buf: Buffer, pos: int, frame: int, end: int, size: int) -> int | None:
     """The position after the header's tagged fields, or None when more bytes are needed."""
-    frame_end = frame + FRAME_PREFIX_BYTES + size
-    longest = min(frame_end, frame + MAX_HEADER_BYTES)
-    limit = min(end, longest)
-    count, pos = read_uvarint(buf, pos, limit)
-    if count > MAX_HEADER_TAGS:
-        raise WireError("header_malformed", f"{count} tagged fields in a request header")
-    left = count
-    while pos >= 0 and left:
-        _, pos = read_uvarint(buf, pos, limit)
-        if pos < 0:
-            break
-        length, pos = read_uvarint(buf, pos, limit)
-        if pos < 0:
-            break
-        pos += length
-        if pos > longest:
-            break
-        left -= 1
-    if pos == -2 or pos > longest or (pos == -1 and limit == longest) or (left and count > longest - frame):
-        raise WireError("header_malformed", f"the request header's {count} tagged fields do not fit into its frame")
-    return None if pos < 0 or pos > end else pos
+    longest = min(frame + FRAME_PREFIX_BYTES + size, frame + MAX_HEADER_BYTES)
+    try:
+        return Walker(buf, end, longest, MAX_HEADER_TAGS).run(_TAGS_ONLY, pos)
+    except Short:
+        return None
+    except WireError as error:
+        raise WireError("header_malformed", f"the tagged fields of a request header: {error}") from error
 
 
 def _acks_at(buf: Buffer, body: int, end: int, version: int) -> int:
