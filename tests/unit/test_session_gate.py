@@ -149,7 +149,7 @@ def mutating() -> Ledger:
 def test_metadata_is_kept_only_of_clients_with_mutation_limit() -> None:
     of = mutating()
     handler = MutationQuota(of)
-    handler.learn_default(3, 0.0)
+    handler.recent.learn_default(3, 0.0)
     interceptors = dict.fromkeys(MUTATION_APIS, handler)
     other = session(of, interceptors=interceptors)
     for body in (TOPIC_T, b"\xff\xff\xff\xff"):

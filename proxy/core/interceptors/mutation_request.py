@@ -6,7 +6,7 @@ import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
@@ -49,6 +49,13 @@ class RecentChanges:
 
     def __init__(self) -> None:
         self._topics: OrderedDict[TopicKey, Recent] = OrderedDict()
+        self.default_count: int | None = None
+        """The brokers' default partition count, as last seen."""
+        self.default_since_ms = 0.0
+
+    def learn_default(self, partitions: int, now_ms: float) -> None:
+        """A new topic that left the count to the broker has got this many partitions."""
+        self.default_count, self.default_since_ms = partitions, now_ms
 
     def put(self, name: str | None, topic_id: uuid.UUID | None, partitions: int, *, unseen: bool = False) -> None:
         """The topic has this many partitions from now on; `unseen`: it is new."""
@@ -86,16 +93,6 @@ class RecentChanges:
         return len(self._topics)
 
 
-class Knowledge(Protocol):
-    """What is kept from one request to the next."""
-
-    ledger: Ledger
-    recent: RecentChanges
-
-    def learn_default(self, partitions: int, now_ms: float) -> None:
-        """A new topic that left the count to the broker has got this many partitions."""
-
-
 @dataclass(slots=True)
 class Wanted:
     """One topic of a request."""
@@ -126,8 +123,8 @@ class Wanted:
 class MutationRequest:
     """A CreateTopics, DeleteTopics or CreatePartitions request."""
 
-    def __init__(self, knowledge: Knowledge, request: AdminRequest) -> None:
-        self._knowledge = knowledge
+    def __init__(self, ledger: Ledger, recent: RecentChanges, request: AdminRequest) -> None:
+        self._ledger, self._recent = ledger, recent
         self.request = request
         self.wanted: list[Wanted] = []
         """Empty before `read`."""
@@ -205,7 +202,7 @@ class MutationRequest:
         return now_ms
 
     def _look_at(self, topic: Wanted, known: Described | None) -> None:
-        recent = self._knowledge.recent.get(topic.key)
+        recent = self._recent.get(topic.key)
         if known is not None and known.error in EXISTS:
             topic.name, topic.topic_id = known.name or topic.name, known.topic_id or topic.topic_id
             topic.cost = known.partitions or 0
@@ -219,11 +216,11 @@ class MutationRequest:
     def may_refuse(self, now_ms: float) -> bool:
         """Whether there are too few tokens to accept every topic: they must not be below zero before the last one."""
         costs = [topic.cost or 0 for topic in self.wanted if topic.counts]
-        return self._knowledge.ledger.observed(self.request.account, Kind.MUTATION, now_ms) < sum(costs[:-1])
+        return self._ledger.observed(self.request.account, Kind.MUTATION, now_ms) < sum(costs[:-1])
 
     def decide(self, now_ms: float) -> Slices[Forward | Answer]:
         """Charge what is known, and refuse topics where the tokens do not suffice."""
-        ledger, account = self._knowledge.ledger, self.request.account
+        ledger, account = self._ledger, self.request.account
         countable = [topic for topic in self.wanted if topic.counts and topic.cost]
         settle = in_slices(self._settle)
         if not self.strict:
@@ -274,7 +271,7 @@ class MutationRequest:
 
     def _settle(self, body: bytes, now_ms: float) -> Slices[Reply]:
         """The broker has answered: correct the charges, insert the refused topics, compute old clients' delay."""
-        ledger, request, refused = self._knowledge.ledger, self.request, self._refused
+        ledger, request, refused = self._ledger, self.request, self._refused
         try:
             results, end, now_ms = yield from wire.read_results(
                 request.api_key, request.api_version, body, len(self.wanted), now_ms
@@ -302,13 +299,13 @@ class MutationRequest:
         return Reply(wire.with_refusals(body, end, refused) if refused else None, delay_ms)
 
     def _put_right(self, topic: Wanted, result: Described, now_ms: float) -> None:
-        ledger, account = self._knowledge.ledger, self.request.account
+        ledger, account = self._ledger, self.request.account
         actual = 0
         if result.error == _NONE:
             actual = result.partitions or max(topic.cost or 0, 1)  # at least one, or there was nothing to do
             self._remember(topic, result, actual, now_ms)
         elif result.error in _UNKNOWN:
-            self._knowledge.recent.forget(result.name, result.topic_id, topic.name, topic.topic_id)
+            self._recent.forget(result.name, result.topic_id, topic.name, topic.topic_id)
         elif result.error in _MAYBE_DONE or result.error not in wire.KNOWN_ERRORS:
             actual = topic.charged
         if actual > topic.charged:
@@ -318,11 +315,11 @@ class MutationRequest:
         topic.charged = actual
 
     def _remember(self, topic: Wanted, result: Described, partitions: int, now_ms: float) -> None:
-        recent = self._knowledge.recent
+        recent = self._recent
         if self.request.api_key == CREATE_TOPICS:
             recent.put(result.name, result.topic_id, partitions, unseen=True)
             if topic.partitions is None and result.partitions:
-                self._knowledge.learn_default(result.partitions, now_ms)
+                recent.learn_default(result.partitions, now_ms)
         elif self.request.api_key == CREATE_PARTITIONS:
             recent.put(result.name, None, topic.partitions or 0)
         else:

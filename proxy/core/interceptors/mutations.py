@@ -43,9 +43,6 @@ class MutationQuota:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.recent = RecentChanges()
-        self.default_count: int | None = None
-        """The brokers' default partition count, as last seen."""
-        self._default_since_ms = 0.0
 
     def wants(self, api_key: int, account: Account) -> bool:
         """Metadata may create topics: of clients with a limit it is inspected; all others send it often."""
@@ -55,13 +52,9 @@ class MutationQuota:
         """See :meth:`proxy.core.interceptors.intercept.Interceptor.request`."""
         return Work((self._let_create if request.api_key == METADATA else self._judge)(request, now_ms))
 
-    def learn_default(self, partitions: int, now_ms: float) -> None:
-        """A new topic that left the count to the broker has got this many partitions."""
-        self.default_count, self._default_since_ms = partitions, now_ms
-
     def _judge(self, request: AdminRequest, now_ms: float) -> Slices[Decision]:
         limited = self.ledger.is_limited(request.account, Kind.MUTATION)
-        work = MutationRequest(self, request)
+        work = MutationRequest(self.ledger, self.recent, request)
         try:
             now_ms = yield from work.read(now_ms)
         except WireError:
@@ -82,7 +75,7 @@ class MutationQuota:
     def _count(self, work: MutationRequest, now_ms: float) -> None:
         """Without a limit, the totals count what the request itself says, and 1 for each count that it does not
         give."""
-        fallback = self.default_count or 1 if work.request.api_key == CREATE_TOPICS else 1
+        fallback = self.recent.default_count or 1 if work.request.api_key == CREATE_TOPICS else 1
         total = sum(topic.cost or fallback for topic in work.wanted if topic.counts)
         self.ledger.charge_no_throttle(work.request.account, Kind.MUTATION, total, now_ms)
 
@@ -94,7 +87,7 @@ class MutationQuota:
         self, names: list[str], then: Callable[[float], Slices[Decision]], now_ms: float
     ) -> Slices[Decision]:
         """Go on when the default count is known, which new topics of these names get."""
-        fresh = self.default_count is not None and now_ms - self._default_since_ms <= DEFAULT_COUNT_MS
+        fresh = self.recent.default_count is not None and now_ms - self.recent.default_since_ms <= DEFAULT_COUNT_MS
         if not names or fresh:
             return (yield from then(now_ms))
 
@@ -103,7 +96,7 @@ class MutationQuota:
                 results, _, now_ms = yield from wire.read_results(CREATE_TOPICS, version, body, MAX_ASKED, now_ms)
                 for result in results:
                     if result.partitions:
-                        self.learn_default(result.partitions, now_ms)
+                        self.recent.learn_default(result.partitions, now_ms)
             return (yield from then(now_ms))
 
         version, question = wire.default_count_question(names[:MAX_ASKED])
@@ -112,7 +105,7 @@ class MutationQuota:
     def _create_counted(self, work: MutationRequest, now_ms: float) -> Slices[Decision]:
         for number, topic in enumerate(work.wanted, 1):
             if topic.partitions is None:
-                topic.cost = self.default_count or 1
+                topic.cost = self.recent.default_count or 1
             if number % SLICE == 0:
                 now_ms = yield
         if not work.strict or not work.may_refuse(now_ms):
@@ -163,7 +156,7 @@ class MutationQuota:
                     new.append(name)
                 if number % SLICE == 0:
                     now_ms = yield
-            count, refused = self.default_count or 1, set(new)
+            count, refused = self.recent.default_count or 1, set(new)
             for number, name in enumerate(new, 1):
                 if not self.ledger.charge_mutation(request.account, count, True, now_ms).accepted:
                     return _creating(missing.keys() - refused, refused, asked)
