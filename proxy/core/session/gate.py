@@ -122,7 +122,7 @@ def _queues(
         wait_ms = max(wait_ms, throttle.grace.owed_ms(now_ms))
     if wait_ms <= 0 or group is None:
         return False
-    if throttle.may_renew(now_ms) and group.renews(header.size, int(now_ms)):
+    if throttle.grace.may_renew(now_ms, throttle.client_bytes) and group.renews(header.size, int(now_ms)):
         group.leave_queue(throttle)
         return False
     throttle.queue(kind, group, wait_ms, now_ms, unanswered=produce and _unanswered(reader, header))

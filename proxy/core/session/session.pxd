@@ -32,7 +32,6 @@ cdef class Session:
     cpdef int take_request(self, object view, Py_ssize_t count, double now_ms) except -1
     @cython.locals(pending=InFlightRequestType, full=cython.bint)
     cpdef int take_response(self, object view, Py_ssize_t count, double now_ms, double arrived_ms) except -1
-    cpdef EffectsType settle(self, double now_ms)
     @cython.locals(reader=FrameReaderType)
     cpdef EffectsType on_client_moved(self, long long count, double now_ms)
     cpdef EffectsType on_broker_bytes(self, object view, Py_ssize_t count, double now_ms, double arrived_ms)

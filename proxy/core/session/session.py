@@ -91,7 +91,7 @@ class Session:
 
     def take_request(self, view: memoryview, count: int, now_ms: float) -> int:
         """A shorter door for a Produce request that nothing delays, or a part of it. 0: it is another, and nothing has
-        been done: use `on_client_bytes`. Otherwise send it on as it is; after 2, use `settle` as well."""
+        been done: use `on_client_bytes`. Otherwise send it on as it is; after 2, use `on_deadline` as well."""
         if not self._plain_up:
             return 0
         try:
@@ -115,11 +115,6 @@ class Session:
         if pending is None:
             return 0
         return 2 if full or pending.penalty is not None else 1
-
-    def settle(self, now_ms: float) -> Effects:
-        """After a shorter door that returned 2: say what comes next, as any other door does."""
-        self._begin()
-        return self._settle(now_ms)
 
     def on_client_moved(self, count: int, now_ms: float) -> Effects:
         """`count` bytes of `effects.splice_up` went to the broker unseen."""
@@ -207,7 +202,7 @@ class Session:
         return self._settle(now_ms)
 
     def on_deadline(self, now_ms: float) -> Effects:
-        """The time that `effects.wake_at_ms` named has come."""
+        """The time that `effects.wake_at_ms` named has come, or a shorter door returned 2: say what comes next."""
         self._begin()
         return self._settle(now_ms)
 

@@ -118,7 +118,7 @@ class Grace:
         return math.ceil(self.owed_until_ms - now_ms) if self.owed_until_ms > now_ms >= self.renew_ms else 0
 
     def may_renew(self, now_ms: float, taken_bytes: int) -> bool:
-        """Whether a client that should wait may pass so that its login can be read."""
+        """Whether a client that should wait may pass so that its login can be read (KIP-368)."""
         return self.renew_ms <= now_ms < self.expire_ms and self.passes(now_ms, taken_bytes)
 
     def passes(self, now_ms: float, taken_bytes: int) -> bool:
@@ -415,10 +415,6 @@ class Throttle:
         self._ledger.note_throttle(
             account, place.kind, waited_ms, at_ms=now_ms, api_key=api_key, amount=amount, queued=True
         )
-
-    def may_renew(self, now_ms: float) -> bool:
-        """Whether a client that should wait may pass so that its login can be read (KIP-368)."""
-        return self.grace.may_renew(now_ms, self.client_bytes)
 
     # ---- a queued request that is refused ---------------------------------------------------------------------------
 

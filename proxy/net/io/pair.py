@@ -416,7 +416,7 @@ class ConnectionPair:
                 self.down.send_range(buffer, 0, count, False)
             if taken != _SETTLE or self.closed:
                 return
-            self.apply(session.settle(now_ms))
+            self.apply(session.on_deadline(now_ms))
         elif upward:
             self.apply(session.on_client_bytes(buffer, count, now_ms))
         else:
