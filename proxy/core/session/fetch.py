@@ -12,16 +12,15 @@ request adds nothing to what the broker has missed, and goes to the broker with 
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
-from functools import cache
 from importlib import import_module
 from struct import Struct
 from typing import Any, Final
 
-from kio.serial import entity_reader, entity_writer
+from kio.serial import entity_reader
 
+from proxy.core.wire.bodies import encoded
 from proxy.core.wire.lengths import check_lengths
 from proxy.core.wire.requests import FetchFields
 
@@ -58,11 +57,9 @@ class _Missed:
         return len(self.partitions) + len(self.forgotten)
 
 
-@cache
-def _codec(version: int) -> tuple[Any, Any, Any]:
-    """kio's module, reader and writer of a FetchRequest; loaded when the first session of that version is throttled."""
-    module = import_module(f"kio.schema.fetch.v{version}.request")
-    return module, entity_reader(module.FetchRequest), entity_writer(module.FetchRequest)
+def _module(version: int) -> Any:
+    """kio's module of a FetchRequest; loaded when the first session of that version is throttled."""
+    return import_module(f"kio.schema.fetch.v{min(version, NEWEST_BODY_VERSION)}.request")
 
 
 def _topic_key(topic: Any) -> Any:
@@ -127,7 +124,7 @@ class FetchShaper:
             del self.missed[fields.session_id]
             return None
         _merge(missed, request)
-        module, _, write = _codec(min(version, NEWEST_BODY_VERSION))
+        module = _module(version)
         request = replace(
             request,
             session_epoch=fields.session_epoch - missed.epochs,
@@ -138,9 +135,7 @@ class FetchShaper:
         )
         missed.partitions.clear()
         missed.forgotten.clear()
-        sink = io.BytesIO()
-        write(sink, request)
-        return sink.getvalue()
+        return encoded(request)
 
     def patch_epoch(self, buf: bytearray | memoryview, fields: FetchFields) -> None:
         """Set the broker's epoch, in place."""
@@ -152,11 +147,10 @@ class FetchShaper:
     @staticmethod
     def _parse(body: memoryview | bytearray, version: int) -> Any | None:
         """A FetchRequest, or None if its content is not in its schema (then it is forwarded unchanged)."""
-        module, read, _ = _codec(min(version, NEWEST_BODY_VERSION))
-        raw = bytes(body)
+        cls, raw = _module(version).FetchRequest, bytes(body)
         try:
-            check_lengths(module.FetchRequest, raw)
-            request, used = read(raw, 0)
+            check_lengths(cls, raw)
+            request, used = entity_reader(cls)(raw, 0)
         except Exception:  # kio raises many kinds; in any case the broker is to reject the request, not we
             return None
         return request if used == len(raw) else None

@@ -162,8 +162,6 @@ def rewriting(
         return clamp_api_versions(buf, start, end, version)
     if end - start < 9:
         return NeedMore(9)
-    if is_plain(api_key, version, buf, start, end):
-        return None
     frame_end = start + 4 + integers.int32(buf, start)
     if not carries_addresses(api_key, version):
         return None
