@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.known_ports import MAX_BYTES, BadStateError, load_ports, parse_ports, ports_bytes
+from proxy.core.errors import UpstreamError
 from proxy.core.wire.responses import NodeAddress
-from proxy.net.listen.addresses import AddressBook, BadAddressError, ExhaustedError, KnownPort, LeftError, own_ports
+from proxy.net.listen.addresses import AddressBook, BadAddressError, ExhaustedError, KnownPort, own_ports
 
 GRACE_S = 600.0
 FIRST = 19_092
@@ -136,10 +137,10 @@ def test_the_address_of_a_broker_that_left_may_be_reused() -> None:
     machine.see(2)
     assert machine.book.upstream(1) == ("broker-1", 9092), "it may be back before the cluster says so"
     machine.book.learn([node(2), node(4, "broker-1")], complete=True, now_s=1.0)
-    with pytest.raises(LeftError, match="broker 1 left the cluster, and broker-1:9092 is broker 4 now"):
+    with pytest.raises(UpstreamError, match="broker 1 left the cluster, and broker-1:9092 is broker 4 now"):
         machine.book.upstream(1)
     assert machine.book.upstream(4) == ("broker-1", 9092)
-    with pytest.raises(LeftError, match="broker 7 left"):
+    with pytest.raises(UpstreamError, match="broker 7 left"):
         machine.book.upstream(7)
     assert machine.book.learn([node(4, "elsewhere")], complete=False, now_s=2.0)
     assert not machine.book.learn([node(4, "elsewhere")], complete=False, now_s=2.0)

@@ -5,10 +5,13 @@ stays open during the grace time, unless a live broker needs it."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple
 
+from proxy.core.errors import UpstreamError
 from proxy.core.wire.responses import NodeAddress
 
 MAX_HOST_CHARACTERS: Final = 255
@@ -22,10 +25,6 @@ class BadAddressError(Exception):
 
 class ExhaustedError(Exception):
     """No listener can be opened on any port, as there are no file descriptors."""
-
-
-class LeftError(Exception):
-    """A broker has left the cluster, and its address is another one's now."""
 
 
 class KnownPort(NamedTuple):
@@ -50,22 +49,14 @@ def own_ports(ids: Iterable[int], ports: range, fixed: Mapping[int, int]) -> dic
     fixed nor taken; when there are no others, fixed ports whose brokers are not there."""
     live = set(ids)
     found = {node_id: port for node_id, port in fixed.items() if node_id in live}
-    size, reserved = len(ports), {ports.index(port) for port in fixed.values()}
-    after = {index: (index + 1) % size for index in reserved}  # where to look on from a port that is not free
-    spare = sorted(reserved - {ports.index(port) for port in found.values()})
+    reserved = set(fixed.values())
+    free, spare = [port for port in ports if port not in reserved], sorted(reserved - set(found.values()))
     for node_id in sorted(live - found.keys()):
-        if len(after) < size:
-            index = node_id % size
-            while index in after:
-                further = after[index]
-                after[index] = after.get(further, further)  # so that no walk is long twice
-                index = further
-            after[index] = (index + 1) % size
+        if free:
+            at = bisect_left(free, ports[node_id % len(ports)])
+            found[node_id] = free.pop(at % len(free))
         elif spare:
-            index = spare.pop(0)
-        else:
-            break
-        found[node_id] = ports[index]
+            found[node_id] = spare.pop(0)
     return found
 
 
@@ -105,10 +96,10 @@ class AddressBook:
     def learn(self, nodes: Sequence[NodeAddress], *, complete: bool, now_s: float) -> bool:
         """These brokers are alive, and no others if the list is `complete`. Whether that is news. Raises
         BadAddressError, and changes nothing then."""
-        brokers = self._brokers
+        brokers, seen = self._brokers, set(nodes)
+        live = {broker.address for broker in brokers.values() if broker.live}
         due = any(listener.until_s <= now_s for listener in self._listeners.values())
-        other = complete and len(nodes) != sum(broker.live for broker in brokers.values())
-        if not due and not other and all(map(self._is_known, nodes)):
+        if not due and (seen == live if complete else seen <= live):
             return False
         for node in nodes:
             check_address(node)
@@ -123,10 +114,6 @@ class AddressBook:
                 brokers[node.node_id] = _Broker(node)
         self.settle(now_s)
         return True
-
-    def _is_known(self, node: NodeAddress) -> bool:
-        known = self._brokers.get(node.node_id)
-        return known is not None and known.live and known.address == node
 
     def restore(self, known: Iterable[KnownPort], now_s: float) -> None:
         """Listen on the ports of a former run, before anything is learnt. Ports out of range are ignored."""
@@ -166,20 +153,18 @@ class AddressBook:
 
     def _spare(self, node_id: int, own: Mapping[int, int]) -> list[int]:
         """Ports that are advertised for no live broker, from this broker's on; those that stand for others last."""
-
-        def stands_for_another(port: int) -> bool:
-            held = self._listeners.get(port)
-            return held is not None and held.node_id != node_id
-
         advertised = {*own.values(), *(broker.port for broker in self._brokers.values())}
         at = self.ports.index(own[node_id])
         spare = (port for port in (*self.ports[at:], *self.ports[:at]) if port not in advertised)
-        return sorted(spare, key=stands_for_another)
+        return sorted(spare, key=partial(self._stands_for_another, node_id))
+
+    def _stands_for_another(self, node_id: int, port: int) -> bool:
+        held = self._listeners.get(port)
+        return held is not None and held.node_id != node_id
 
     def _advertise(self, node_id: int, port: int) -> bool:
         """Advertise this port from now on, whatever it stood for; False: another process has it."""
-        held = self._listeners.get(port)
-        if held is not None and held.node_id != node_id:
+        if self._stands_for_another(node_id, port):
             self._free(port)
         if port not in self._listeners and not self._opened(node_id, port):
             return False
@@ -205,15 +190,15 @@ class AddressBook:
         return None if known is None else known.port
 
     def upstream(self, node_id: int) -> tuple[str, int]:
-        """(host, port) to dial for connections to a port of this broker, as last reported. Raises LeftError."""
+        """(host, port) to dial for connections to a port of this broker, as last reported. Raises UpstreamError."""
         broker = self._brokers.get(node_id)
         if broker is None:
-            raise LeftError(f"broker {node_id} left the cluster")
+            raise UpstreamError(f"broker {node_id} left the cluster")
         host, port = broker.address[1:]
         for other in () if broker.live else self._brokers.values():  # it may be back soon
             if other.live and other.address[1:] == (host, port):
                 text = f"broker {node_id} left the cluster, and {host}:{port} is broker {other.address.node_id} now"
-                raise LeftError(text)
+                raise UpstreamError(text)
         return host, port
 
     def brokers(self) -> list[tuple[NodeAddress, int | None]]:

@@ -18,7 +18,7 @@ from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import METADATA
 from proxy.core.wire.messages import OWN_SOFTWARE
 from proxy.core.wire.responses import NodeAddress, Translate
-from proxy.net.listen.addresses import AddressBook, BadAddressError, KnownPort, LeftError
+from proxy.net.listen.addresses import AddressBook, BadAddressError, KnownPort
 from proxy.net.listen.transparent import local_address
 from proxy.net.settings import ProxySettings
 from proxy.net.upstream.cluster import Access, Cluster, ClusterError, LoginWantedError, Node, Offered, ask_brokers
@@ -160,8 +160,6 @@ class ClusterBrokers:
                 with trio.move_on_after(self._settings.connect_timeout_s):
                     await self._asked.park()
                 return await self._reach(node_id, *self._book.upstream(node_id))
-        except LeftError as error:
-            raise UpstreamError(str(error)) from error
         except UpstreamError:
             self._look_again.set()
             raise
