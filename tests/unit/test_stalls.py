@@ -79,7 +79,7 @@ def test_time_before_first_request_counts() -> None:
 
 
 def test_closed_socket_is_no_slow_reader() -> None:
-    """`send_queue` says (0, 0) of one. 100 000 bytes fewer at 500 bytes/s would have been 200 s of waiting."""
+    """`tcp_info` says 0 of one. 100 000 bytes fewer at 500 bytes/s would have been 200 s of waiting."""
     stalls = Stalls(LIMITS)
     assert stalls.look(5.0, replace(QUIET, unsent=True, acked_bytes=100_000)) is None
     assert stalls.look(5.0, replace(QUIET, acked_bytes=0)) is None

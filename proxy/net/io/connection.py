@@ -13,7 +13,7 @@ from proxy.core.auth.sasl import Login
 from proxy.core.errors import CloseReason, SessionError, UpstreamError, first_error
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import ConnectionInfo
-from proxy.net.io.kernel import round_trip_ms
+from proxy.net.io.kernel import tcp_info
 from proxy.net.io.pair import ConnectionPair, Shared, nobody
 from proxy.net.io.sockets import close, endpoint_of
 
@@ -163,7 +163,7 @@ class Connection:
                 if pair.wants_broker:
                     pair.wants_broker = False
                     broker = await self._connect()
-                    pair.connected(endpoint_of(broker), round_trip_ms(broker))
+                    pair.connected(endpoint_of(broker), tcp_info(broker).round_trip_ms)
                 else:
                     await self._changed.wait()
         except OSError as error:

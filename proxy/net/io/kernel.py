@@ -3,74 +3,56 @@
 from __future__ import annotations
 
 import struct
-import sys
 from socket import IPPROTO_TCP, TCP_INFO, socket
 from typing import Final, NamedTuple
 
 from proxy.net.tls.channel import TlsSocket, received_bytes
 
-_SEND_QUEUE: Final = struct.Struct("=120xQ16xI")
-"""In struct tcp_info (linux/tcp.h), in the machine's byte order: tcpi_bytes_acked (8 bytes) at 120, tcpi_notsent_bytes
-(4 bytes) at 144. Linux 4.6 and later."""
-_MIN_RTT_AT: Final = 148
-"""tcpi_min_rtt, 4 bytes: microseconds."""
+_TCP_INFO: Final = struct.Struct("=B119xQ16xII")
+"""In struct tcp_info (linux/tcp.h), in the machine's byte order: tcpi_state at 0, tcpi_bytes_acked at 120,
+tcpi_notsent_bytes at 144, tcpi_min_rtt (microseconds) at 148. Before Linux 4.6 some are missing."""
 _NO_RTT: Final = 2**32 - 1
 _TCP_CLOSE: Final = 7
 _PEER_HAS_CLOSED: Final = frozenset({8, 9, 11})
-"""TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING (linux/tcp_states.h): the first byte of struct tcp_info."""
+"""TCP_CLOSE_WAIT, TCP_LAST_ACK, TCP_CLOSING (linux/tcp_states.h)."""
 
 
-class SendQueue(NamedTuple):
-    """What has been written to a socket, as seen by its peer."""
+class TcpInfo(NamedTuple):
+    """The state of a connection, and what has been written to it, as seen by its peer."""
 
-    unsent_bytes: int
+    state: int = _TCP_CLOSE
+    acked_bytes: int = 0
+    """Acknowledged since the connection was made."""
+    unsent_bytes: int = 0
     """Not sent: the receive window is full, or the congestion window is, or we have said that more follows (MSG_MORE)
     and it is less than a segment. Bytes in flight do not count."""
-    acked_bytes: int
-    """Acknowledged since the connection was made."""
+    min_rtt_us: int = 0
+
+    @property
+    def was_reset(self) -> bool:
+        """The connection no longer exists."""
+        return self.state == _TCP_CLOSE
+
+    @property
+    def peer_has_closed(self) -> bool:
+        """The peer has closed its sending direction, whether or not we have read up to there."""
+        return self.state in _PEER_HAS_CLOSED
+
+    @property
+    def round_trip_ms(self) -> float:
+        """The least network round trip to the peer; 0 if unknown."""
+        return 0.0 if self.min_rtt_us == _NO_RTT else self.min_rtt_us / 1000.0
 
 
-def send_queue(sock: socket) -> SendQueue:
-    """How much of what we wrote the peer has acknowledged. A socket that is no longer connected has an empty queue."""
+def tcp_info(sock: socket) -> TcpInfo:
+    """What the kernel knows of this connection; of one that no longer exists, only that it was reset."""
     try:
-        info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _SEND_QUEUE.size)
+        data = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _TCP_INFO.size)
     except OSError:
-        return SendQueue(0, 0)
-    if len(info) < _SEND_QUEUE.size:
-        return SendQueue(0, 0)
-    acked, unsent = _SEND_QUEUE.unpack(info)
-    return SendQueue(unsent, acked)
+        return TcpInfo()
+    return TcpInfo(*_TCP_INFO.unpack(data.ljust(_TCP_INFO.size, b"\0")))
 
 
 def unread_bytes(sock: socket) -> int:
     """Bytes that were received and not read yet; on a TLS connection mostly encrypted bytes."""
     return sock.unread_bytes() if isinstance(sock, TlsSocket) else received_bytes(sock)
-
-
-def round_trip_ms(sock: socket) -> float:
-    """The least network round trip to the peer, measured by the kernel (tcp_info.tcpi_min_rtt); 0 if unknown."""
-    try:
-        info = sock.getsockopt(IPPROTO_TCP, TCP_INFO, _MIN_RTT_AT + 4)
-    except OSError:
-        return 0.0
-    if len(info) < _MIN_RTT_AT + 4:  # before Linux 4.6
-        return 0.0
-    microseconds = int.from_bytes(info[_MIN_RTT_AT:], sys.byteorder)
-    return 0.0 if microseconds == _NO_RTT else microseconds / 1000.0
-
-
-def was_reset(sock: socket) -> bool:
-    """The connection no longer exists."""
-    return _tcp_state(sock) == _TCP_CLOSE
-
-
-def peer_has_closed(sock: socket) -> bool:
-    """The peer has closed its sending direction, whether or not we have read up to there."""
-    return _tcp_state(sock) in _PEER_HAS_CLOSED
-
-
-def _tcp_state(sock: socket) -> int:
-    try:
-        return sock.getsockopt(IPPROTO_TCP, TCP_INFO, 1)[0]
-    except OSError:
-        return _TCP_CLOSE

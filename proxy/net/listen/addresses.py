@@ -5,6 +5,7 @@ stays open during the grace time, unless a live broker needs it."""
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,8 @@ def own_ports(ids: Iterable[int], ports: range, fixed: Mapping[int, int]) -> dic
     live = set(ids)
     found = {node_id: port for node_id, port in fixed.items() if node_id in live}
     reserved = set(fixed.values())
-    free, spare = [port for port in ports if port not in reserved], sorted(reserved - set(found.values()))
+    free = array("H", (port for port in ports if port not in reserved))  # small: each removal moves what follows
+    spare = sorted(reserved - set(found.values()))
     for node_id in sorted(live - found.keys()):
         if free:
             at = bisect_left(free, ports[node_id % len(ports)])

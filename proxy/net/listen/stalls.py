@@ -25,7 +25,7 @@ class ProgressTimer:
 
     def look(self, passed_s: float, moved_bytes: int, *, begun: bool, our_turn: bool, min_bytes_per_s: float) -> float:
         """`moved_bytes` is a running total; `our_turn` means that the peer is not what is being waited for. A total
-        smaller than the last one is of a closed socket, which reports nothing any more (`kernel.send_queue`)."""
+        smaller than the last one is of a closed socket, which reports nothing any more (`kernel.tcp_info`)."""
         moved, self._moved_bytes = max(0, moved_bytes - self._moved_bytes), moved_bytes
         if not begun:
             self.waited_s = 0.0

@@ -13,7 +13,7 @@ import trio
 from proxy.core.errors import CloseReason
 from proxy.net.close_log import CloseLogLimiter
 from proxy.net.io.connection import Connection
-from proxy.net.io.kernel import peer_has_closed, send_queue, unread_bytes, was_reset
+from proxy.net.io.kernel import tcp_info, unread_bytes
 from proxy.net.listen.stalls import LOOKS_PER_TIMEOUT, Stalls, TrafficSample
 from proxy.net.settings import ProxySettings
 
@@ -83,12 +83,12 @@ class Sweeper:
             return CloseReason.IDLE
         # What a muted client has sent is read when the mute ends, or soon after.
         unmuted_s = now_s - connection.session.mute_until_ms / 1000.0
-        client, _ = connection.sockets
         if min(still_s, unmuted_s) <= self.settings.drain_timeout_s:
             return None
-        if was_reset(client):
+        client = tcp_info(connection.sockets[0])
+        if client.was_reset:
             return CloseReason.CLIENT_RESET
-        return CloseReason.BROKER_SILENT if peer_has_closed(client) else None
+        return CloseReason.BROKER_SILENT if client.peer_has_closed else None
 
 
 give_way = trio.lowlevel.checkpoint
@@ -100,7 +100,7 @@ def traffic_sample(connection: Connection, now_s: float) -> TrafficSample:
     session = connection.session
     client, broker = connection.sockets
     request_begun, response_begun = not session.client_at_boundary, session.response_begun
-    unsent_bytes, acked_bytes = send_queue(client)
+    sent = tcp_info(client)
     return TrafficSample(
         under_way=session.under_way,
         muted=session.blocked(now_s * 1000.0),
@@ -111,6 +111,6 @@ def traffic_sample(connection: Connection, now_s: float) -> TrafficSample:
         response_begun=response_begun,
         broker_bytes=session.broker_bytes_total,
         unread_responses=response_begun and broker is not None and unread_bytes(broker) > 0,
-        unsent=unsent_bytes > (MAX_CORKED_BYTES if response_begun else 0),
-        acked_bytes=acked_bytes,
+        unsent=sent.unsent_bytes > (MAX_CORKED_BYTES if response_begun else 0),
+        acked_bytes=sent.acked_bytes,
     )
