@@ -23,7 +23,7 @@ from proxy.net.close_log import CloseLogLimiter
 from proxy.net.io.compliance import MIN_PROBED_MS, ThrottleComplianceProbe
 from proxy.net.io.kernel import unread_bytes
 from proxy.net.io.loop import NEVER, EventLoop, Handler
-from proxy.net.io.splice import DONE, EMPTY, ENDED, FULL, NO_PIPE, SHARED, PipePool, SinkError, SourceError, Splice
+from proxy.net.io.splice import DONE, EMPTY, ENDED, FULL, NO_PIPE, SHARED, SINK_FAILED, SOURCE_FAILED, PipePool, Splice
 
 if TYPE_CHECKING:
     from proxy.net.io.endpoint import Endpoint
@@ -213,17 +213,10 @@ class Direction(Handler):
         assert pair is not None
         assert self.source is not None
         assert self.sink is not None
-        step = ENDED
-        failure: SourceError | SinkError | None = None
-        try:
-            step = splice.step(self.source.fd, self.sink.fd, max(self.moves, splice.inside))
-        except (SourceError, SinkError) as error:
-            failure = error
+        step = splice.step(self.source.fd, self.sink.fd, max(self.moves, splice.inside))
         if splice.moved:
             pair.on_moved(self._upward, splice.moved)
-        if failure is not None:
-            self._fail(isinstance(failure, SourceError) is self._upward, failure.__cause__)
-        elif step is EMPTY:
+        if step is EMPTY:
             self.readable = False
         elif step is FULL:
             self.waits_for_writable = True
@@ -232,7 +225,9 @@ class Direction(Handler):
             return True
         elif step is ENDED:
             pair.on_end(self._upward)
-            return False
+        elif step is SOURCE_FAILED or step is SINK_FAILED:
+            error, splice.error = splice.error, None  # it refers to frames
+            self._fail((step is SOURCE_FAILED) is self._upward, error)
         return step is DONE or step is SHARED
 
     def _flush(self) -> bool:

@@ -27,6 +27,7 @@ cdef class PipePool:
 cdef class Splice:
     cdef public Pipe _pipe
     cdef public PipePool _pool
+    cdef public object error
     cdef public long long inside, moved
 
     @cython.locals(pipe=Pipe, inside=cython.longlong, size=cython.longlong, got=cython.longlong, put=cython.longlong,

@@ -15,6 +15,8 @@ from proxy.net.io import calls
 PIPE_BYTES: Final = 1 << 20
 """Requested size; the kernel may grant less (fs.pipe-max-size, fs.pipe-user-pages-soft)."""
 _POOL_SIZE: Final = 32
+SHARE: Final = 8
+"""Rounds of reading and writing before other connections are served."""
 
 
 class Pipe:
@@ -90,27 +92,26 @@ class Step(enum.Enum):
     """The source would block; all that was read has reached the sink."""
     FULL = enum.auto()
     """The sink would block."""
-    SHARE = enum.auto()
+    SHARED = enum.auto()
     """The share of one connection is used up: others come first."""
     ENDED = enum.auto()
     """The source has ended."""
     NO_PIPE = enum.auto()
     """The process is out of file descriptors and nothing was moved: bytes have to go through the receive buffer."""
+    SOURCE_FAILED = enum.auto()
+    """Reading failed, with `Splice.error`."""
+    SINK_FAILED = enum.auto()
+    """Writing failed."""
 
 
-# Aliases, for `proxy.net.io.pair` too: looking a member up through the enum takes longer than what is done with it.
-DONE: Final = Step.DONE
-EMPTY: Final = Step.EMPTY
-ENDED: Final = Step.ENDED
-FULL: Final = Step.FULL
-NO_PIPE: Final = Step.NO_PIPE
-SHARED: Final = Step.SHARE
+# For `proxy.net.io.pair` too: looking a member up through the enum takes longer than what is done with it.
+DONE, EMPTY, FULL, SHARED, ENDED, NO_PIPE, SOURCE_FAILED, SINK_FAILED = Step
 
 
 class Splice:
     """One direction of a connection pair. Holds a pipe only while there are bytes inside."""
 
-    __slots__ = ("_pipe", "_pool", "inside", "moved")
+    __slots__ = ("_pipe", "_pool", "error", "inside", "moved")
 
     def __init__(self, pool: PipePool) -> None:
         self._pool = pool
@@ -119,12 +120,11 @@ class Splice:
         """Bytes that were read and have not reached the sink yet: they go before anything read later."""
         self.moved = 0
         """Bytes that reached the sink in the last step, even if it failed."""
+        self.error: OSError | None = None
+        """Why it failed."""
 
     def step(self, source_fd: int, sink_fd: int, count: int) -> Step:
-        """Move up to `count` bytes to the sink without blocking; `moved` of them have reached it.
-
-        Raises SourceError / SinkError, with the OSError as cause.
-        """
+        """Move up to `count` bytes to the sink without blocking; `moved` of them have reached it."""
         pipe, inside = self._pipe, self.inside
         self.moved = 0
         if pipe is None:
@@ -140,7 +140,8 @@ class Splice:
                     try:
                         got = calls.splice(source_fd, pipe.write_fd, min(count - inside, size), False)
                     except OSError as error:
-                        raise SourceError from error
+                        self.error, step = error, SOURCE_FAILED
+                        break
                     if got == 0:
                         step = ENDED
                         break
@@ -152,7 +153,8 @@ class Splice:
                     try:
                         put = calls.splice(pipe.read_fd, sink_fd, inside, count > inside)
                     except OSError as error:
-                        raise SinkError from error
+                        self.error, step = error, SINK_FAILED
+                        break
                     if put < 0:
                         step = FULL
                         break
@@ -179,15 +181,3 @@ class Splice:
         if self._pipe is not None:
             self._pool.give_back(self._pipe, False)
             self._pipe = None
-
-
-SHARE: Final = 8
-"""Rounds of reading and writing before other connections are served."""
-
-
-class SourceError(Exception):
-    """Reading failed; the cause is the OSError."""
-
-
-class SinkError(Exception):
-    """Writing failed; the cause is the OSError."""
