@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -111,10 +112,10 @@ class Connections:
             except SessionError as refusal:
                 self.interception.refuse(client, refusal)
                 return
-            name, dial = str(destination), partial(self.interception.dial, destination)
-            plain = dial
-            if self.settings.listen_tls is None:  # otherwise plaintext goes on as plaintext
-                dial = self.dialer.through(destination, self.interception.dial)
+            name, dial = str(destination), self._dial_to(self.interception, destination)
+            plain = partial(dial, plain=True)
+            if self.settings.listen_tls is not None:  # plaintext goes on as plaintext
+                dial = plain
         with suppress(OSError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         identity, tls = self.settings.identity, self.settings.listen_tls
@@ -131,6 +132,10 @@ class Connections:
         else:
             self._beginning += 1
             self.nursery.start_soon(self._secure, tls, one, login_decides, destination)
+
+    def _dial_to(self, interception: Interception, destination: Destination) -> partial[Awaitable[socket.socket]]:
+        connect = partial(interception.connect, destination)
+        return partial(self.dialer.dial, destination.host, destination.port, connect)
 
     async def drain(self) -> None:
         """Let requests in flight finish, and close; what is left after `drain_timeout_s` is aborted."""
@@ -160,8 +165,8 @@ class Connections:
                 channel, tls_user = await self.dialer.handshakes.with_client(tls, one.client, one.peer)
                 secured = one._replace(client=channel)
                 if destination is not None and self.interception is not None:
-                    dial = self.dialer.through(destination, self.interception.dial, channel.channel.server_name)
-                    secured = secured._replace(dial=dial)
+                    dial = self._dial_to(self.interception, destination)
+                    secured = secured._replace(dial=partial(dial, server_name=channel.channel.server_name))
             try:
                 user, source = self.settings.identity.choose(tls=tls_user)
                 if source == "tls" or not login_decides:

@@ -56,7 +56,7 @@ class Proxy:
         self.counters = counters = counters or Counters()
         self._interception: Interception | None = None
         if settings.transparent is not None:
-            self._interception = Interception(settings.transparent, counters, settings.connect_timeout_s)
+            self._interception = Interception(settings.transparent, counters)
         self._shared = shared = Shared(
             counters=counters,
             pipes=PipePool(),

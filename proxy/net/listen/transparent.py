@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import structlog
 import trio
 
-from proxy.core.errors import CloseReason, SessionError, UpstreamError
+from proxy.core.errors import CloseReason, SessionError
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import LogLimiter
 from proxy.net.listen.listeners import LOOPBACK_HOSTS
@@ -119,11 +119,10 @@ class Networks:
 class Interception:
     """Inspects the connections that a transparent listener accepts, and dials for those that are served."""
 
-    def __init__(self, settings: TransparentSettings, counters: Counters, connect_timeout_s: float) -> None:
+    def __init__(self, settings: TransparentSettings, counters: Counters) -> None:
         self._mark = settings.mark
         self._networks, self._ports = Networks(settings.networks), settings.ports
         self._counters = counters
-        self._connect_timeout_s = connect_timeout_s
         self._dialled: WeakValueDictionary[tuple[_Address, _Address], socket.socket] = WeakValueDictionary()
         """Our own connections to brokers by both ends, as the listener would see them come back. One end is not enough:
         the kernel gives a client the same port of the same address for another destination."""
@@ -189,20 +188,9 @@ class Interception:
         if self._log_limiter.allows(reason=str(refusal.reason)):
             log.warning("redirected connection refused", reason=str(refusal.reason), error=str(refusal))
 
-    async def dial(self, destination: Destination) -> socket.socket:
-        """Connect to the original destination. Raises UpstreamError."""
-        try:
-            with trio.fail_after(self._connect_timeout_s):
-                broker = await self._connected(destination)
-        except (trio.TooSlowError, OSError) as error:
-            self._counters.upstream_connect_failures += 1
-            late = f"no connection within {self._connect_timeout_s:g} s"
-            why = late if isinstance(error, trio.TooSlowError) else str(error)
-            raise UpstreamError(f"{destination}: {why}") from error
-        self._counters.upstream_connects += 1
-        return broker
-
-    async def _connected(self, destination: Destination) -> socket.socket:
+    async def connect(self, destination: Destination, waits_for: list[str]) -> socket.socket:
+        """Connect to the original destination; see `proxy.net.upstream.dial`. Raises OSError."""
+        waits_for.append("connection")
         host, port, scope_id = destination
         is_ipv6 = ":" in host
         broker = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET, socket.SOCK_STREAM)

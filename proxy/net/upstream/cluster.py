@@ -4,7 +4,7 @@ first which APIs the broker offers, then the question in the newest version that
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
@@ -23,7 +23,7 @@ from proxy.core.wire.throttle import REBOOTSTRAP_REQUIRED, UNSUPPORTED_VERSION, 
 from proxy.net.tls.contexts import ClientTls, explain
 from proxy.net.upstream import token_owners
 from proxy.net.upstream.credentials import AUTHENTICATE_VERSIONS, HANDSHAKE_VERSIONS, Credentials, LoginError, login
-from proxy.net.upstream.dial import open_stream, resolve
+from proxy.net.upstream.dial import open_stream, time_limit
 from quota.admin import AdminError, Entity
 
 CLIENT_ID = "kquota"
@@ -176,7 +176,7 @@ async def ask_token_owners(host: str, port: int, access: Access) -> dict[str, st
 
 async def ask_versions(host: str, port: int, access: Access) -> Offered:
     """What a broker offers; it answers before a login. Raises ClusterError."""
-    return await _talk(host, port, access, lambda stream: _converse(stream, _offers(host, port, access)))
+    return await _talk(host, port, access, lambda stream: _offers(stream, host, port, access))
 
 
 async def check_node(host: str, port: int, access: Access, node: Node, others: Iterable[int] = ()) -> bool:
@@ -185,12 +185,12 @@ async def check_node(host: str, port: int, access: Access, node: Node, others: I
 
     async def ask(stream: trio.abc.Stream, wanted: Node) -> int:
         correlation_id = access.correlation_id(host, port)
-        await stream.send_all(api_versions_request(_CHECKED_VERSION, correlation_id, CLIENT_ID, **wanted._asdict()))
-        return responses.read_api_versions(_CHECKED_VERSION, await _read_frame(stream))[0]
+        request = api_versions_request(_CHECKED_VERSION, correlation_id, CLIENT_ID, **wanted._asdict())
+        return responses.read_api_versions(_CHECKED_VERSION, await _exchange(stream, request))[0]
 
     async def talk(stream: trio.abc.Stream) -> bool:
         if access.credentials is not None:  # before a login it looks at neither id, and answers as if they were right
-            offered = await _converse(stream, _offers(host, port, access))
+            offered = await _offers(stream, host, port, access)
             if offered.get(API_VERSIONS, (0, 0))[1] < _CHECKED_VERSION:
                 return False
             await _log_in(stream, access.credentials, offered)
@@ -214,12 +214,11 @@ async def _ask(host: str, port: int, access: Access, question: _Question[_T], no
 
     async def talk(stream: trio.abc.Stream) -> _T:
         nonlocal offered
-        offered = await _converse(stream, _offers(host, port, access, node))
+        offered = await _offers(stream, host, port, access, node)
         version = common(offered, question.api_key, question.versions)
         if access.credentials is not None:
             await _log_in(stream, access.credentials, offered)
-        await stream.send_all(question.frame(version))
-        answer = _Answer(version, await _read_frame(stream), offered)
+        answer = _Answer(version, await _exchange(stream, question.frame(version)), offered)
         if len(answer.frame) < LONG_BYTES:
             return question.read(answer)
         return await trio.to_thread.run_sync(question.read, answer)
@@ -234,32 +233,27 @@ async def _ask(host: str, port: int, access: Access, question: _Question[_T], no
 
 
 async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.Stream], Awaitable[_T]]) -> _T:
-    missing = "answer from DNS"
     try:
-        with trio.fail_after(access.timeout_s):
-            found = await resolve(host, port)
-            missing = "connection"
-            plain = await open_stream(host, port, found)
-            missing = "TLS handshake"
+        with time_limit(access.timeout_s) as waits_for:
+            plain = await open_stream(host, port, waits_for)
+            waits_for.append("TLS handshake")
             stream = await _secured(plain, host, access.tls)
-            missing = "answer"
+            waits_for.append("answer")
             async with stream:
                 return await talk(stream)
-    except trio.TooSlowError:
-        raise ClusterError(f"{host}:{port}: no {missing} within {access.timeout_s:g} s") from None
     except (OSError, trio.BrokenResourceError, ValueError, LoginError, WireError) as error:
         reason = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error  # trio's stream wraps it
         text = explain(reason, of_broker=True)[1] if isinstance(reason, ssl.SSLError) else str(reason)
         raise ClusterError(f"{host}:{port}: {text}") from error
 
 
-def _offers(host: str, port: int, access: Access, node: Node | None = None) -> Generator[bytes, bytes, Offered]:
-    """The question what a broker offers, in a version that it has: yields request frames and is sent response frames.
-    `node`: the one that it should be, which brokers from 4.4 on check. Raises OtherNodeError, ValueError, WireError."""
+async def _offers(stream: trio.abc.Stream, host: str, port: int, access: Access, node: Node | None = None) -> Offered:
+    """Ask what a broker offers, in a version that it has. `node`: the one that it should be, which brokers from 4.4 on
+    check. Raises OtherNodeError, ValueError, WireError."""
     version, whom = schema.APIS[API_VERSIONS][2], {} if node is None else node._asdict()
     while True:
-        frame = yield api_versions_request(version, access.correlation_id(host, port), CLIENT_ID, **whom)
-        error, offered = responses.read_api_versions(version, frame)
+        request = api_versions_request(version, access.correlation_id(host, port), CLIENT_ID, **whom)
+        error, offered = responses.read_api_versions(version, await _exchange(stream, request))
         if not error:
             return offered
         if error == REBOOTSTRAP_REQUIRED and node is not None:
@@ -296,17 +290,16 @@ async def _log_in(stream: trio.abc.Stream, credentials: Credentials, offered: Of
     secret = await trio.to_thread.run_sync(credentials.secret, abandon_on_cancel=True, limiter=_SECRETS)
     common(offered, SASL_HANDSHAKE, HANDSHAKE_VERSIONS)
     version = common(offered, SASL_AUTHENTICATE, AUTHENTICATE_VERSIONS)
-    await _converse(stream, login(credentials, CLIENT_ID, secret, version))
-
-
-async def _converse(stream: trio.abc.Stream, conversation: Generator[bytes, bytes, Offered | None]) -> Offered:
+    conversation = login(credentials, CLIENT_ID, secret, version)
     request = next(conversation)
-    while True:
-        await stream.send_all(request)
-        try:
-            request = conversation.send(await _read_frame(stream))
-        except StopIteration as end:
-            return end.value or {}
+    with suppress(StopIteration):
+        while True:
+            request = conversation.send(await _exchange(stream, request))
+
+
+async def _exchange(stream: trio.abc.Stream, request: bytes) -> bytes:
+    await stream.send_all(request)
+    return await _read_frame(stream)
 
 
 class _ClosedError(ValueError):

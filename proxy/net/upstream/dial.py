@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import trio
 
@@ -17,6 +16,8 @@ from proxy.net.tls.contexts import ClientTls
 from proxy.net.tls.handshakes import Handshakes
 
 Dial = Callable[[], Awaitable[socket.socket]]
+Connect = Callable[[list[str]], Awaitable[socket.socket]]
+"""Its argument is what `time_limit` returns."""
 
 
 def loop_error(host: str, port: int) -> str:
@@ -24,14 +25,24 @@ def loop_error(host: str, port: int) -> str:
     return f"{host}:{port} leads to this sidecar: expected a broker"
 
 
-async def resolve(host: str, port: int) -> list[Any]:
-    """The addresses of a host, as `socket.getaddrinfo` returns them."""
-    return await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+@contextmanager
+def time_limit(limit_s: float) -> Iterator[list[str]]:
+    """One limit for several steps: the block notes what each of them waits for. Raises TimeoutError, which names what
+    was missing."""
+    waits_for: list[str] = []
+    try:
+        with trio.fail_after(limit_s):
+            yield waits_for
+    except trio.TooSlowError:
+        raise TimeoutError(f"no {waits_for[-1]} within {limit_s:g} s") from None
 
 
-async def open_stream(host: str, port: int, found: Sequence[Any]) -> trio.SocketStream:
-    """Connect to a host whose addresses are `found`: by a race between them (`trio.open_tcp_stream`, a quarter of a
-    connection's CPU) if there are several. Raises OSError: that of the first address if none is reached."""
+async def open_stream(host: str, port: int, waits_for: list[str]) -> trio.SocketStream:
+    """Connect to a host: by a race between its addresses (`trio.open_tcp_stream`, a quarter of a connection's CPU) if
+    there are several. Raises OSError: that of the first address if none is reached. `waits_for` is a `time_limit`'s."""
+    waits_for.append("answer from DNS")
+    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    waits_for.append("connection")
     try:
         (first, *others) = found
         if others:
@@ -61,29 +72,39 @@ class Dialer:
     listeners: Callable[[], Iterable[socket.socket]]
     """The sidecar's own: where they are reached instead of a broker, each connection would make the next."""
 
-    async def dial(self, host: str, port: int) -> socket.socket:
-        """A non-blocking socket, a TlsSocket if brokers are reached by TLS. Raises UpstreamError."""
-        missing = "answer from DNS"
+    async def dial(
+        self,
+        host: str,
+        port: int,
+        connect: Connect | None = None,
+        *,
+        server_name: str | None = None,
+        plain: bool = False,
+    ) -> socket.socket:
+        """A non-blocking socket, a TlsSocket if brokers are reached by TLS, unless it is to be `plain`. `connect` makes
+        the plain connection, where that is special. The broker has to prove to be `server_name`, unless that is
+        configured; None: `host`. Raises UpstreamError."""
         try:
-            with trio.fail_after(self.timeout_s):
-                found = await resolve(host, port)
-                missing = "connection"
-                stream = await open_stream(host, port, found)
-                broker = socket.socket(fileno=stream.socket.detach())  # trio's stream has set TCP_NODELAY
-                broker.setblocking(False)
-                missing = "TLS handshake"
-                if self._leads_here(broker):
-                    broker.close()
-                    raise UpstreamError(loop_error(host, port))
-                if self.tls is not None:
-                    broker = await self.handshakes.with_broker(self.tls, broker, host, port)
-        except (trio.TooSlowError, OSError, UnicodeError, UpstreamError) as error:  # a label too long for IDNA
+            with time_limit(self.timeout_s) as waits_for:
+                broker = await (connect(waits_for) if connect else self._connect(host, port, waits_for))
+                if self.tls is not None and not plain:
+                    waits_for.append("TLS handshake")
+                    broker = await self.handshakes.with_broker(self.tls, broker, server_name or host, port)
+        except (OSError, UnicodeError, UpstreamError) as error:  # a label too long for IDNA
             self.counters.upstream_connect_failures += 1
             if isinstance(error, UpstreamError):
                 raise
-            why = f"no {missing} within {self.timeout_s:g} s" if isinstance(error, trio.TooSlowError) else error
-            raise UpstreamError(f"{host}:{port}: {why}") from error
+            raise UpstreamError(f"{Destination(host, port)}: {error}") from error
         self.counters.upstream_connects += 1
+        return broker
+
+    async def _connect(self, host: str, port: int, waits_for: list[str]) -> socket.socket:
+        stream = await open_stream(host, port, waits_for)
+        broker = socket.socket(fileno=stream.socket.detach())  # trio's stream has set TCP_NODELAY
+        broker.setblocking(False)
+        if self._leads_here(broker):
+            broker.close()
+            raise UpstreamError(loop_error(host, port))
         return broker
 
     def _leads_here(self, broker: socket.socket) -> bool:
@@ -96,23 +117,3 @@ class Dialer:
         peer = spelled(there)
         hosts = (peer.host, "::") if ":" in peer.host else (peer.host, "::", "0.0.0.0")
         return any(one.port == peer.port and one.host in hosts for one in map(local_address, self.listeners()))
-
-    def through(
-        self,
-        destination: Destination,
-        connect: Callable[[Destination], Awaitable[socket.socket]],
-        server_name: str | None = None,
-    ) -> Dial:
-        """As `dial`, where `connect(destination)` makes the plain connection itself. The broker has to prove to be
-        `server_name`, unless that is configured; None: the destination's address."""
-        tls = self.tls
-        if tls is None:
-            return partial(connect, destination)
-
-        async def dial() -> socket.socket:
-            plain = await connect(destination)
-            with trio.move_on_after(self.timeout_s):
-                return await self.handshakes.with_broker(tls, plain, server_name or destination.host, destination.port)
-            raise UpstreamError(f"{destination} did not finish the TLS handshake within {self.timeout_s:g} s")
-
-        return dial
