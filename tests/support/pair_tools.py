@@ -16,9 +16,9 @@ from proxy.core.session.session import Session
 from proxy.core.session.state import SessionState
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import CloseLogLimiter
+from proxy.net.io.connection import endpoint_of
 from proxy.net.io.loop import NEVER, Clock, EventLoop
 from proxy.net.io.pair import ConnectionPair, Shared
-from proxy.net.io.sockets import endpoint_of
 from proxy.net.io.splice import PipePool
 from quota.ledger import Ledger
 from quota.table import QuotaTable

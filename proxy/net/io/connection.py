@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from socket import SHUT_RD, socket
+from functools import partial
+from socket import SHUT_RD, SHUT_WR, socket
 
 import trio
 
@@ -13,9 +14,11 @@ from proxy.core.auth.sasl import Login
 from proxy.core.errors import CloseReason, SessionError, UpstreamError, first_error
 from proxy.core.session.session import Session
 from proxy.core.telemetry.observer import ConnectionInfo
+from proxy.net.io import calls
+from proxy.net.io.endpoint import Endpoint
 from proxy.net.io.kernel import tcp_info
-from proxy.net.io.pair import ConnectionPair, Shared, nobody
-from proxy.net.io.sockets import close, endpoint_of
+from proxy.net.io.pair import ConnectionPair, Shared
+from proxy.net.tls.channel import TlsSocket
 
 
 class Connection:
@@ -29,9 +32,11 @@ class Connection:
         dial: Callable[[], Awaitable[socket]],
         session: Session,
         shared: Shared,
-        user_source: str = "anonymous",
+        identify: Callable[[Connection, Login], str | None],
+        user_source: str,
     ) -> None:
-        """`dial()` connects to the broker and returns a non-blocking socket, or raises UpstreamError."""
+        """`dial()` connects to the broker and returns a non-blocking socket, or raises UpstreamError. `identify` finds
+        the user of a login (see `ConnectionPair`)."""
         self.session = session
         self._client = client
         self._broker: socket | None = None
@@ -40,8 +45,7 @@ class Connection:
         self._changed = trio.Event()
         """Set, and then replaced, when the pair wants a broker or has ended."""
         self._draining = False
-        self.identify: Callable[[Login], str | None] = nobody
-        """Finds the user of a login (see `ConnectionPair`)."""
+        self._identify = identify
         self._active_s = trio.current_time()
         self.peer = peer
         self.broker_name = broker_name
@@ -128,7 +132,6 @@ class Connection:
             self._shared.close_log.failed(peer=self.peer, broker=self.broker_name)
         finally:
             self.ended = True
-            self.identify = nobody  # it refers back to this
             if self._pair is None:
                 self.session.close(trio.current_time() * 1000.0)
             else:
@@ -152,8 +155,8 @@ class Connection:
         return error.reason
 
     async def _serve(self) -> CloseReason:
-        pair = ConnectionPair(endpoint_of(self._client), self.session, self._shared, self._wake, self.identify)
-        self._pair = pair
+        identify = partial(self._identify, self)
+        self._pair = pair = ConnectionPair(endpoint_of(self._client), self.session, self._shared, self._wake, identify)
         try:
             if self._draining:
                 pair.drain()
@@ -190,3 +193,18 @@ class Connection:
                 CloseReason.UPSTREAM_UNREACHABLE, f"cannot connect to broker {self.broker_name}: {error}"
             ) from error
         return self._broker
+
+
+def close(sock: socket) -> None:
+    """Say so to the other side and close, whatever state the connection is in."""
+    trio.lowlevel.notify_closing(sock)
+    with suppress(OSError):  # already reset by the peer
+        sock.shutdown(SHUT_WR)
+    sock.close()
+
+
+def endpoint_of(sock: object) -> Endpoint:
+    """The endpoint for this socket, plain or TLS."""
+    if isinstance(sock, TlsSocket):
+        return sock.endpoint()
+    return calls.PlainEndpoint(sock, splices=True)  # type: ignore[arg-type]

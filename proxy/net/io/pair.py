@@ -387,7 +387,7 @@ class ConnectionPair:
         self._count_ahead(0)
         shared.effects.begin()  # an error refers to the frames of its traceback
         self._changed()
-        self._changed, self._identify = _unheard, nobody
+        self._changed, self._identify = _unheard, _nobody
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -627,6 +627,6 @@ def _unheard() -> None:
     """`changed` of a connection that has ended."""
 
 
-def nobody(_login: Login) -> str | None:
-    """`identify` of a connection that has not begun, or has ended."""
+def _nobody(_login: Login) -> str | None:
+    """`identify` of a connection that has ended."""
     return None

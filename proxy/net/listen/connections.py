@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from random import random
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 import trio
@@ -133,7 +133,9 @@ class Connections:
             self._beginning += 1
             self.nursery.start_soon(self._secure, tls, one, login_decides, destination)
 
-    def _dial_to(self, interception: Interception, destination: Destination) -> partial[Awaitable[socket.socket]]:
+    def _dial_to(
+        self, interception: Interception, destination: Destination
+    ) -> partial[Coroutine[Any, Any, socket.socket]]:
         connect = partial(interception.connect, destination)
         return partial(self.dialer.dial, destination.host, destination.port, connect)
 
@@ -215,9 +217,9 @@ class Connections:
         session = Session(state)
         if self.interception is None:
             dial = partial(self.brokers.unless_own, session, dial)
-        arguments = (client, peer, name, dial, session, self.shared, source)
+        identify = partial(self.identification.user_of, ticket, tls_user)
+        arguments = (client, peer, name, dial, session, self.shared, identify, source)
         connection = Connection(*arguments) if plain is None else TransparentConnection(self.ledger, plain, *arguments)
-        self.identification.watch(connection, ticket, tls_user)
         if settings.connections_max_age_s:
             age_s = settings.connections_max_age_s * (1.0 - MAX_AGE_JITTER * random())
             connection.expires_s = trio.current_time() + age_s

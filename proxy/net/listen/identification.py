@@ -47,18 +47,16 @@ class Identification:
         self._log_limiter = LogLimiter(log.warning, UNKNOWN)
         self._send, self._wanted = trio.open_memory_channel[tuple[str, Connection, Identify]](MAX_WAITING)
 
-    def watch(self, connection: Connection, ticket: Ticket, tls_user: str | None) -> None:
-        """Find the users of the connection's logins from now on; `tls_user` is the name in the client's certificate."""
-        identify = partial(self._identify, connection, ticket, tls_user)
-        connection.identify = partial(self._user_of, connection, identify)
-
-    def _identify(self, connection: Connection, ticket: Ticket, tls_user: str | None, sasl: str | None) -> str:
+    def _identify(self, ticket: Ticket, tls_user: str | None, connection: Connection, sasl: str | None) -> str:
         user, source = self.settings.identity.choose(tls=tls_user, sasl=sasl)
         self.admission.identify(ticket, user)
         connection.user_source = source
         return user
 
-    def _user_of(self, connection: Connection, identify: Identify, login: Login) -> str | None:
+    def user_of(self, ticket: Ticket, tls_user: str | None, connection: Connection, login: Login) -> str | None:
+        """The user of a connection's login; None: the connection gets it later. `tls_user` is the name in the client's
+        certificate. Raises SessionError if the user's limits refuse it."""
+        identify = partial(self._identify, ticket, tls_user, connection)
         if login is NO_LOGIN:
             return identify(None)
         self.brokers.login_expected = True
