@@ -41,7 +41,7 @@ else:
 
 # What has a .pxd next to it is compiled: from the very .py that people read, or from a .pyx for what only C can do (the
 # .py next to that one does the same without). But for these, whose functions are part of those that call them.
-INCLUDED = ("proxy/core/wire/integers.pxd", "proxy/net/io/ticks.pxd", "proxy/net/tls/_calls.pxd")
+INCLUDED = ("proxy/core/wire/integers.pxd", "proxy/net/io/ticks.pxd")
 OPENSSL = "proxy/net/tls/_openssl.pxd"
 """Where its headers are; elsewhere Python's `ssl` does TLS."""
 HAS_OPENSSL = b"#include <openssl/ssl.h>\n#if OPENSSL_VERSION_MAJOR < 3\n#error\n#endif\n"

@@ -15,7 +15,6 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyOb
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.string cimport memcpy
 from proxy.net.io.endpoint cimport Endpoint
-from proxy.net.tls._calls cimport *
 
 
 cdef enum:
