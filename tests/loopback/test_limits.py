@@ -161,8 +161,9 @@ async def test_a_host_that_no_name_service_can_be_asked_for() -> None:
         await until(lambda: proxy.cluster.reached)  # what it learns itself does not come in between
         await connect(proxy, METADATA_1)
         # The sidecar's own question is answered with another broker: this one has left, and its port is held.
-        await until(lambda: any(known.broker.node_id == 2 for known in proxy.cluster.known_ports()))
-        (port,) = [known.port for known in proxy.cluster.known_ports() if known.broker.node_id == 2]
+        book = proxy.cluster.book
+        await until(lambda: any(known.broker.node_id == 2 for known in book.known_ports(0.0)))
+        (port,) = [known.port for known in book.known_ports(0.0) if known.broker.node_id == 2]
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             await stream.send_all(produce(1, 100))
             assert await stream.receive_some() == b"", "the end of the stream, not a reset"

@@ -9,8 +9,10 @@ import trio
 
 from proxy.core.telemetry.observer import Counters
 from proxy.net.listen.server import Proxy
+from proxy.net.tls.handshakes import Handshakes
 from proxy.net.upstream import node_checks
 from proxy.net.upstream.cluster import Access
+from proxy.net.upstream.dial import Dialer
 from tests.support.scripted_broker import ScriptedBroker, answer, drained, limited, proxy_before, read_frame, until
 from tests.support.session_tools import API_VERSIONS, produce, produce_response
 
@@ -105,7 +107,9 @@ async def test_a_cluster_that_was_made_again_is_taken() -> None:
 
 
 async def test_what_is_kept_of_brokers_that_left_is_bounded() -> None:
-    checks = node_checks.NodeChecks(Access(1.0), Counters())
+    counters = Counters()
+    dialer = Dialer(1.0, None, counters, Handshakes(counters), list)
+    checks = node_checks.NodeChecks(Access(1.0), dialer, list)
     for node_id in range(10 * node_checks.MAX_NODES):
         checks._note(node_id, "127.0.0.1", 9092, node_checks.FRESH_S, same=True)
     assert 0 < len(checks._until) <= node_checks.MAX_NODES

@@ -243,7 +243,7 @@ async def test_the_file_of_ports_follows_the_brokers(tmp_path: Path, monkeypatch
         assert json.loads(path.read_bytes())["ports"] == [
             {"port": local, "broker": 1, "host": "127.0.0.1", "broker_port": broker.node_port, "until": None}
         ]
-        assert ports_before(str(path)) == proxy.cluster.known_ports()
+        assert ports_before(str(path)) == proxy.cluster.book.known_ports(trio.current_time())
         broker.node_port += 1  # it moves, and a client's connection that fails makes the sidecar ask
         assert local is not None
         proxy.cluster._look_again.set()

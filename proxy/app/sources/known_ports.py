@@ -39,7 +39,7 @@ async def keep_ports(path: Path, proxy: Proxy) -> None:
     failed = False
     while True:
         changed = proxy.cluster.changed
-        ports = proxy.cluster.known_ports()
+        ports = proxy.cluster.book.known_ports(trio.current_time())
         content = [(port, broker, held_s is None) for port, broker, held_s in ports]
         if content != written and (content or written is not None):
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from secrets import randbits
 from typing import Final
@@ -14,11 +14,10 @@ import trio
 from proxy.core.errors import CloseReason, SessionError, UpstreamError
 from proxy.core.session.auth import PROBE_VERSION
 from proxy.core.session.session import Session
-from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.apis import METADATA
 from proxy.core.wire.messages import OWN_SOFTWARE
 from proxy.core.wire.responses import NodeAddress, Translate
-from proxy.net.listen.addresses import AddressBook, BadAddressError, KnownPort
+from proxy.net.listen.addresses import AddressBook, BadAddressError
 from proxy.net.listen.transparent import local_address
 from proxy.net.settings import ProxySettings
 from proxy.net.upstream.cluster import Access, Cluster, ClusterError, LoginWantedError, Node, Offered, ask_brokers
@@ -48,11 +47,10 @@ class ClusterBrokers:
         dialer: Dialer,
         bind_broker: Callable[[int, int], bool],
         close_broker: Callable[[int], None],
-        counters: Counters,
     ) -> None:
         self._settings = settings
         self._dialer = dialer
-        self._book = AddressBook(
+        self.book = AddressBook(
             settings.broker_ports, settings.broker_port_map, settings.broker_port_grace_s, bind_broker, close_broker
         )
         self._logged: tuple[bool, list[int]] = False, []
@@ -67,7 +65,7 @@ class ClusterBrokers:
         self.access = Access(settings.connect_timeout_s, settings.upstream_tls, settings.credentials, randbits(32))
         self._loops: dict[tuple[str, int], float] = {}
         """Addresses at which the sidecar's own question came back to it, and until when they are not dialled."""
-        self._checks = NodeChecks(self.access, counters)
+        self._checks = NodeChecks(self.access, dialer, lambda: [number for number, *_ in self.all()])
         self.changed = trio.Event()
         """Set, and replaced, when a port may stand for another broker."""
         self.reached = not settings.bootstrap
@@ -84,12 +82,7 @@ class ClusterBrokers:
         Clients do not see a broker whose local port is None."""
         if self._transparent:
             return [(node.node_id, node.host, node.port, node.port) for node in self._nodes]
-        return [(*node, local_port) for node, local_port in self._book.brokers()]
-
-    @property
-    def exhausted(self) -> str | None:
-        """Why a broker has no listener although a port is free: the process has no file descriptor for it."""
-        return self._book.exhausted
+        return [(*node, local_port) for node, local_port in self.book.brokers()]
 
     def addresses(self) -> list[tuple[str, int]]:
         """(host, port) of the brokers seen."""
@@ -113,21 +106,13 @@ class ClusterBrokers:
                 self._learn(nodes, complete=complete)
             except BadAddressError as error:
                 raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind="broker_address") from error
-            ports = [self._book.port(node.node_id) for node in nodes]
+            ports = [self.book.port(node.node_id) for node in nodes]
             return [None if port is None else (advertised, port + mapped) for port in ports]
 
         return translate
 
-    def restore(self, known: Iterable[KnownPort]) -> None:
-        """Listen on the ports of a former run."""
-        self._book.restore(known, trio.current_time())
-
-    def known_ports(self) -> list[KnownPort]:
-        """What `restore` needs to know after a restart."""
-        return self._book.known_ports(trio.current_time())
-
     def _learn(self, nodes: Sequence[NodeAddress], *, complete: bool) -> None:
-        if self._book.learn(nodes, complete=complete, now_s=trio.current_time()):
+        if self.book.learn(nodes, complete=complete, now_s=trio.current_time()):
             self._say()
             self._change()
 
@@ -137,7 +122,7 @@ class ClusterBrokers:
 
     def _say(self) -> None:
         """Warn before brokers have no port, and when some have none."""
-        ports, brokers = self._settings.broker_ports, self._book.brokers()
+        ports, brokers = self._settings.broker_ports, self.book.brokers()
         few = len(ports) - len(brokers) <= max(1, len(ports) // 10)
         without = [node.node_id for node, port in brokers if port is None]
         before, self._logged = self._logged, (few, without)
@@ -154,12 +139,12 @@ class ClusterBrokers:
         there, once more at the address that the cluster then says. Raises UpstreamError."""
         try:
             try:
-                return await self._reach(node_id, *self._book.upstream(node_id))
+                return await self._reach(node_id, *self.book.upstream(node_id))
             except OtherBrokerError:
                 self._look_again.set()
                 with trio.move_on_after(self._settings.connect_timeout_s):
                     await self._asked.park()
-                return await self._reach(node_id, *self._book.upstream(node_id))
+                return await self._reach(node_id, *self.book.upstream(node_id))
         except UpstreamError:
             self._look_again.set()
             raise
@@ -181,7 +166,7 @@ class ClusterBrokers:
             raise UpstreamError(loop_error(host, port))
         if node_id is None:
             return await self._dialer.dial(host, port)
-        return await self._checks.dial(self._dialer, node_id, host, port, lambda: [number for number, *_ in self.all()])
+        return await self._checks.dial(node_id, host, port)
 
     def broker_ended(self) -> None:
         """A broker has ended a connection: another one may be at its address soon."""
@@ -212,7 +197,7 @@ class ClusterBrokers:
         """Ask for brokers periodically, until cancelled: new ones get a listener, and readiness stays accurate."""
         retry_s = FIRST_RETRY_S
         while True:
-            self._book.settle(trio.current_time())
+            self.book.settle(trio.current_time())
             self._change()
             try:
                 try:

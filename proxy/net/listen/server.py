@@ -72,7 +72,7 @@ class Proxy:
             settings.connect_timeout_s, settings.upstream_tls, counters, handshakes, lambda: self._acceptor.listeners
         )
         self._admission = ConnectionAdmission(ledger.connections, counters, settings.max_held_connections)
-        self.cluster = ClusterBrokers(settings, dialer, self._bind_broker, self._close_broker, counters)
+        self.cluster = ClusterBrokers(settings, dialer, self._bind_broker, self._close_broker)
         self._identification = Identification(settings, self._admission, self.cluster)
         self._connections = connections = Connections(
             settings,
@@ -107,7 +107,7 @@ class Proxy:
     @property
     def full(self) -> str | None:
         """Why the process's limit of open files allows no further connection or listener; None when it does."""
-        return self._acceptor.full or self.cluster.exhausted
+        return self._acceptor.full or self.cluster.book.exhausted
 
     @property
     def pipes_open(self) -> int:
@@ -144,7 +144,7 @@ class Proxy:
                 self.state = "serving"
                 for listener in acceptor.listeners:
                     nursery.start_soon(acceptor.run, listener, BOOTSTRAP, self.cluster.dial_bootstrap)
-                self.cluster.restore(self._known_ports)
+                self.cluster.book.restore(self._known_ports, trio.current_time())
                 if not self._hosted:
                     nursery.start_soon(host.serve, self._shared.loop)
                 nursery.start_soon(self._admission.run)

@@ -16,7 +16,6 @@ import structlog
 import trio
 
 from proxy.core.errors import UpstreamError
-from proxy.core.telemetry.observer import Counters
 from proxy.net.upstream.cluster import Access, ClusterError, Node, OtherNodeError, check_node
 from proxy.net.upstream.dial import Dialer
 
@@ -38,9 +37,11 @@ class OtherBrokerError(UpstreamError):
 class NodeChecks:
     """One for each sidecar."""
 
-    def __init__(self, access: Access, counters: Counters) -> None:
+    def __init__(self, access: Access, dialer: Dialer, known: Callable[[], list[int]]) -> None:
+        """`known()`: all node ids, another of which may be found at an address."""
         self._access = access._replace(timeout_s=LIMIT_S)
-        self._counters = counters
+        self._dialer, self._counters = dialer, dialer.counters
+        self._known = known
         self.cluster_id: str | None = None
         """The cluster's id, once it is known; before, nothing is asked."""
         self._until: dict[int, tuple[str, int, float, bool]] = {}
@@ -48,19 +49,17 @@ class NodeChecks:
         self._under_way: dict[tuple[Node, str, int], _Check] = {}
         self._logged: dict[int, tuple[str, int, int | None]] = {}
 
-    async def dial(
-        self, dialer: Dialer, node_id: int, host: str, port: int, known: Callable[[], list[int]]
-    ) -> socket.socket:
-        """Dial this broker's address, and ask who is there at the same time, unless it was asked recently. `known()`:
-        all node ids, one of which may be found there. Raises UpstreamError."""
+    async def dial(self, node_id: int, host: str, port: int) -> socket.socket:
+        """Dial this broker's address, and ask who is there at the same time, unless it was asked recently. Raises
+        UpstreamError."""
         if not self._due(node_id, host, port):
             try:
-                return await dialer.dial(host, port)
+                return await self._dialer.dial(host, port)
             except UpstreamError:
                 self._until.pop(node_id, None)  # what is known of it is out of date
                 raise
-        check = self._asked(node_id, host, port, known)
-        broker = await dialer.dial(host, port)
+        check = self._asked(node_id, host, port)
+        broker = await self._dialer.dial(host, port)
         try:
             await check.done.wait()
             if check.error is not None:
@@ -79,14 +78,14 @@ class NodeChecks:
         fresh = known is not None and known[:2] == (host, port) and trio.current_time() < known[2]
         return self.cluster_id is not None and not fresh
 
-    def _asked(self, node_id: int, host: str, port: int, known: Callable[[], list[int]]) -> _Check:
+    def _asked(self, node_id: int, host: str, port: int) -> _Check:
         """The question under way, one for all that wait for it. Without an answer it has no error."""
         assert self.cluster_id is not None
         key = (Node(self.cluster_id, node_id), host, port)
         check = self._under_way.get(key)
         if check is None:
             check = self._under_way[key] = _Check()
-            others = [number for number in known() if number != node_id]
+            others = [number for number in self._known() if number != node_id]
             trio.lowlevel.spawn_system_task(self._run, key, others, check)  # no client that leaves ends it
         return check
 
