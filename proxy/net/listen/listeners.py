@@ -31,15 +31,10 @@ def bind(host: str, port: int, of: str = "") -> socket.socket:
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != "::")
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=host == "::")
     except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}{of}: {error.strerror}") from error
+        reason = (error.strerror or "").partition(" (while")[0]  # create_server appends the address
+        raise OSError(error.errno, f"cannot listen on {host}:{port}{of}: {reason}") from error
+    listener.setblocking(False)
     return listener
