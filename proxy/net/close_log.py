@@ -29,9 +29,10 @@ class LogLimiter:
 
     def allows(self, **kind: Any) -> bool:
         """Whether to log a line of this kind; it is counted otherwise."""
-        if trio.current_time() >= self._until_s:
-            self._add_up()
-            self._until_s = trio.current_time() + INTERVAL_S
+        now_s = trio.current_time()
+        if now_s >= self._until_s:
+            self.look()
+            self._until_s = now_s + INTERVAL_S
         key = tuple(kind.items())
         if key not in self._counts and len(self._counts) >= self._kinds:
             return False
@@ -40,10 +41,8 @@ class LogLimiter:
 
     def look(self) -> None:
         """Call this periodically: it ends an interval also if there is nothing to log any more."""
-        if trio.current_time() >= self._until_s:
-            self._add_up()
-
-    def _add_up(self) -> None:
+        if trio.current_time() < self._until_s:
+            return
         for kind, count in self._counts.items():
             if count > self._each:
                 self._log_more(self._message, **dict(kind), count=count - self._each)

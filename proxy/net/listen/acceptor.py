@@ -76,19 +76,16 @@ class Acceptor:
         count, allowed = self.open_connections(), most_connections(self.max_connections, len(self.listeners))
         if count < allowed or allowed == self.max_connections:
             return None
-        return (
-            f"no file descriptors for another connection: the limit of open files is {descriptors()}, and there are "
-            f"{len(self.listeners)} listeners and {count} connections"
-        )
+        return f"no file descriptors for another connection: {self._descriptors_used()}"
 
     def check_capacity(self) -> None:
         """Raises OSError if one more listener would leave no descriptors for connections."""
         if most_connections(1, len(self.listeners) + 1) == 0:
-            raise OSError(
-                errno.EMFILE,
-                f"no file descriptor for one more listener: there are {len(self.listeners)}, and the limit of open "
-                f"files is {descriptors()}",
-            )
+            raise OSError(errno.EMFILE, f"no file descriptor for one more listener: {self._descriptors_used()}")
+
+    def _descriptors_used(self) -> str:
+        used = f"{len(self.listeners)} listeners and {self.open_connections()} connections"
+        return f"the limit of open files is {descriptors()}, and there are {used}"
 
     def stop(self) -> None:
         """Accept nothing more: new clients are refused at once instead of waiting in the backlog."""

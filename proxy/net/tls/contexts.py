@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import starmap
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -144,8 +145,7 @@ class ServerTls(TlsSide):
     ) -> None:
         """`client_auth`: none, or requested and required, which need `client_authorities`. Raises TlsFilesError."""
         self._rules = rules or PrincipalRules()
-        self._users: dict[str, str | NoRuleError] = {}
-        """What the rules made of each subject: what is slow is done once."""
+        self._user = lru_cache(MAX_KNOWN_SUBJECTS)(self._mapped)  # what is slow is done once for each subject
         self.handshake_timeout_s = handshake_timeout_s
         authorities = None if client_authorities is None else ("client_ca_file", client_authorities)
         super().__init__("listen.tls", pair, authorities, True, CLIENT_AUTH[client_auth])
@@ -154,12 +154,7 @@ class ServerTls(TlsSide):
         """The user in the client's certificate (DER), if it sent one. Raises NoRuleError and CertificateError."""
         if der is None:
             return None
-        name, users = subject(der), self._users
-        if name not in users:
-            if len(users) >= MAX_KNOWN_SUBJECTS:
-                users.clear()
-            users[name] = self._mapped(name)
-        if isinstance(user := users[name], NoRuleError):
+        if isinstance(user := self._user(subject(der)), NoRuleError):
             raise NoRuleError(str(user))
         return user
 
