@@ -47,7 +47,6 @@ class FakeCluster:
 class FakeProxy:
     state: str = "serving"
     cluster: FakeCluster = field(default_factory=FakeCluster)
-    listeners_bound: bool = True
     full: str | None = None
     found: list[ConnectionInfo] = field(default_factory=list)
     given_user: tuple[str, str] = ("web", "static")
@@ -129,9 +128,9 @@ async def test_health_is_of_process_and_readiness_of_work(running: Admin) -> Non
         return list(answer["reasons"])
 
     assert await not_ready() == []
-    proxy.state, proxy.listeners_bound, proxy.cluster.reached = "starting", False, False
+    proxy.state, proxy.cluster.reached = "starting", False
     assert await not_ready() == ["the listener is not bound", "cannot reach the Kafka cluster: no answer yet"]
-    proxy.state, proxy.listeners_bound, proxy.cluster.last_error = "serving", True, "kafka:9092: refused"
+    proxy.state, proxy.cluster.last_error = "serving", "kafka:9092: refused"
     assert await not_ready() == ["cannot reach the Kafka cluster: kafka:9092: refused"]
     proxy.state, proxy.cluster.reached = "draining", True
     assert await not_ready() == ["the sidecar is draining"]

@@ -222,7 +222,7 @@ def cluster_source(*hosts: str, **quotas: Any) -> ClusterSource:
     return ClusterSource(configured(**settings), lambda: [(host, 9092) for host in hosts])
 
 
-VIEW: Any = SimpleNamespace(state="serving", listeners_bound=True, cluster=SimpleNamespace(reached=True), full=None)
+VIEW: Any = SimpleNamespace(state="serving", cluster=SimpleNamespace(reached=True), full=None)
 
 
 async def test_the_last_quotas_known_stay_while_no_broker_answers(monkeypatch: pytest.MonkeyPatch) -> None:

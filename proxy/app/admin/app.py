@@ -74,7 +74,7 @@ def not_ready(proxy: Proxy, quotas: QuotaSource) -> list[str]:
     if proxy.state in ("draining", "stopped"):
         return [f"the sidecar is {proxy.state}"]
     reasons = []
-    if not proxy.listeners_bound:
+    if proxy.state == "starting":
         reasons.append("the listener is not bound")
     if proxy.full is not None:
         reasons.append(proxy.full)

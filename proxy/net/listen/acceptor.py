@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,9 +12,7 @@ import structlog
 import trio
 
 from proxy.core.errors import CloseReason
-from proxy.core.telemetry.observer import Counters
-from proxy.net.close_log import CloseLogLimiter
-from proxy.net.listen.admission import ConnectionAdmission
+from proxy.net.listen.connections import Connections
 from proxy.net.listen.spare_fd import SpareFd, descriptors, most_connections
 from proxy.net.upstream.dial import Dial
 
@@ -27,20 +24,12 @@ ACCEPT_PAUSE_S: Final = 0.1
 ACCEPT_LOG_EVERY_S: Final = 10.0
 TURNED_AWAY_AT_ONCE: Final = 100
 
-Start = Callable[[socket.socket, tuple[str, int], str, Dial], None]
-"""start(client, its address, the listener's name, how its broker is reached): takes the client over."""
-
 
 @dataclass(eq=False)
 class Acceptor:
     """All listening sockets of a sidecar."""
 
-    counters: Counters
-    close_log: CloseLogLimiter
-    admission: ConnectionAdmission
-    max_connections: int
-    open_connections: Callable[[], int]
-    start: Start
+    connections: Connections
     listeners: list[socket.socket] = field(default_factory=list)
     _spare_fd: SpareFd = field(default_factory=SpareFd)
     _logged_s: float = -ACCEPT_LOG_EVERY_S
@@ -58,11 +47,14 @@ class Acceptor:
                     if error.errno in ACCEPT_CAPACITY_ERRNOS:
                         await self._no_descriptors(listener, error)
                     continue  # the client is gone before we accepted it (ECONNABORTED and the like)
-                allowed = most_connections(self.max_connections, len(self.listeners))
-                if self.open_connections() >= allowed:
+                allowed = self._allowed()
+                if self.connections.count() >= allowed:
                     self._turn_away(client, address, allowed)
                 else:
-                    self.start(client, address, name, dial)
+                    self.connections.start(client, address, name, dial)
+
+    def _allowed(self) -> int:
+        return most_connections(self.connections.settings.max_connections, len(self.listeners))
 
     def close_listener(self, listener: socket.socket) -> None:
         """Refuse further clients of one listener, those in its backlog included."""
@@ -73,8 +65,8 @@ class Acceptor:
     @property
     def full(self) -> str | None:
         """Why the process's limit of open files allows no further connection; None when it does."""
-        count, allowed = self.open_connections(), most_connections(self.max_connections, len(self.listeners))
-        if count < allowed or allowed == self.max_connections:
+        allowed = self._allowed()
+        if self.connections.count() < allowed or allowed == self.connections.settings.max_connections:
             return None
         return f"no file descriptors for another connection: {self._descriptors_used()}"
 
@@ -84,14 +76,14 @@ class Acceptor:
             raise OSError(errno.EMFILE, f"no file descriptor for one more listener: {self._descriptors_used()}")
 
     def _descriptors_used(self) -> str:
-        used = f"{len(self.listeners)} listeners and {self.open_connections()} connections"
+        used = f"{len(self.listeners)} listeners and {self.connections.count()} connections"
         return f"the limit of open files is {descriptors()}, and there are {used}"
 
     def stop(self) -> None:
         """Accept nothing more: new clients are refused at once instead of waiting in the backlog."""
         for listener in [*self.listeners]:
             self.close_listener(listener)
-        self.admission.close_muted()
+        self.connections.admission.close_muted()
 
     def close(self) -> None:
         """Stop, and close the spare descriptor."""
@@ -100,23 +92,25 @@ class Acceptor:
 
     async def _no_descriptors(self, listener: socket.socket, error: OSError) -> None:
         """Out of descriptors: turn away clients in the backlog, so that they need not wait."""
-        self.counters.accept_failures += 1
-        if self.admission.close_muted():
+        counters = self.connections.shared.counters
+        counters.accept_failures += 1
+        if self.connections.admission.close_muted():
             return  # descriptors are free now
         now_s = trio.current_time()
         if now_s >= self._logged_s + ACCEPT_LOG_EVERY_S:
             self._logged_s = now_s
-            log.error("cannot accept client connections", error=str(error), failures=self.counters.accept_failures)
+            log.error("cannot accept client connections", error=str(error), failures=counters.accept_failures)
         for _ in range(TURNED_AWAY_AT_ONCE):
             if not self._spare_fd.turn_away(listener):
                 break
-            self.counters.connections.opened += 1
-            self.counters.connections.closed[str(CloseReason.NO_DESCRIPTORS)] += 1
+            counters.connections.opened += 1
+            counters.connections.closed[str(CloseReason.NO_DESCRIPTORS)] += 1
         await trio.sleep(ACCEPT_PAUSE_S)
         self._spare_fd.refill()
 
     def _turn_away(self, client: socket.socket, address: tuple[str, int], limit: int) -> None:
+        shared = self.connections.shared
         client.close()
-        self.counters.connections.opened += 1
-        self.counters.connections.closed[str(CloseReason.MAX_CONNECTIONS)] += 1
-        self.close_log.closed(str(CloseReason.MAX_CONNECTIONS), peer=f"{address[0]}:{address[1]}", limit=limit)
+        shared.counters.connections.opened += 1
+        shared.counters.connections.closed[str(CloseReason.MAX_CONNECTIONS)] += 1
+        shared.close_log.closed(str(CloseReason.MAX_CONNECTIONS), peer=f"{address[0]}:{address[1]}", limit=limit)

@@ -86,9 +86,7 @@ class Proxy:
             dialer,
             self.cluster,
         )
-        self._acceptor = Acceptor(
-            counters, shared.close_log, self._admission, settings.max_connections, connections.count, connections.start
-        )
+        self._acceptor = Acceptor(connections)
         self._sweeper = Sweeper(settings, connections.open, shared.close_log)
         self._broker_listeners: dict[int, socket.socket] = {}
         self._refused: set[int] = set()
@@ -98,11 +96,6 @@ class Proxy:
         self.port = settings.port
         """Of the bootstrap listener: the real one, once it is bound."""
         self.state = "starting"
-
-    @property
-    def listeners_bound(self) -> bool:
-        """True while clients can connect."""
-        return self.state == "serving" and bool(self._acceptor.listeners)
 
     @property
     def full(self) -> str | None:
