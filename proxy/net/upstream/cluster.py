@@ -236,10 +236,11 @@ async def _talk(host: str, port: int, access: Access, talk: Callable[[trio.abc.S
     try:
         with time_limit(access.timeout_s) as waits_for:
             plain = await open_stream(host, port, waits_for)
-            waits_for.append("TLS handshake")
-            stream = await _secured(plain, host, access.tls)
-            waits_for.append("answer")
-            async with stream:
+            async with plain if access.tls is None else _secured(plain, host, access.tls) as stream:
+                if isinstance(stream, trio.SSLStream):
+                    waits_for.append("TLS handshake")
+                    await stream.do_handshake()
+                waits_for.append("answer")
                 return await talk(stream)
     except (OSError, trio.BrokenResourceError, ValueError, LoginError, WireError) as error:
         reason = error.__cause__ if isinstance(error.__cause__, ssl.SSLError) else error  # trio's stream wraps it
@@ -273,17 +274,9 @@ def common(offered: Offered, api_key: int, known: range) -> int:
     return version
 
 
-async def _secured(plain: trio.SocketStream, host: str, tls: ClientTls | None) -> trio.abc.Stream:
-    if tls is None:
-        return plain
+def _secured(plain: trio.SocketStream, host: str, tls: ClientTls) -> trio.SSLStream[trio.SocketStream]:
     # Kafka's frames carry their length: a broker that ends without close_notify cannot truncate them unnoticed.
-    stream = trio.SSLStream(plain, tls.library_context, server_hostname=tls.name_for(host), https_compatible=True)
-    try:
-        await stream.do_handshake()
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
-    return stream
+    return trio.SSLStream(plain, tls.library_context, server_hostname=tls.name_for(host), https_compatible=True)
 
 
 async def _log_in(stream: trio.abc.Stream, credentials: Credentials, offered: Offered) -> None:
