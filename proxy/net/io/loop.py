@@ -97,29 +97,6 @@ class EventLoop:
     and then the calls that were posted. `proxy.net.io.host` runs trio's tasks as posted calls.
     """
 
-    __slots__ = (
-        "_cpu_s",
-        "_has_posted",
-        "_just_woken",
-        "_marked_s",
-        "_number",
-        "_posted",
-        "_turn_s",
-        "_waits",
-        "_wakeup_fd",
-        "again",
-        "asleep",
-        "clock",
-        "late",
-        "poller",
-        "running",
-        "served",
-        "since_ms",
-        "turns",
-        "watches",
-        "woken_s",
-    )
-
     def __init__(self, clock: Clock | None = None, turns: LongTurns | None = None) -> None:
         """`turns` records those that take too long."""
         self.clock = clock or Clock()
