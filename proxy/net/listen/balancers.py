@@ -49,7 +49,7 @@ class Balancers:
                     header.client = None
                 if header.client is None:
                     outcome = HEALTH_CHECK
-                    await _peek(client, 1)
+                    await peek(client, 1)
             if not deadline.cancelled_caught:
                 outcome = LOCAL if header.client is None else CLIENT
         except ProxyHeaderError as wrong:
@@ -73,12 +73,12 @@ class Balancers:
 
 async def _read(client: socket.socket, header: ProxyHeader) -> None:
     while not header.done:
-        taken = header.feed(await _peek(client, MAX_PEEK_BYTES))
+        taken = header.feed(await peek(client, MAX_PEEK_BYTES))
         while taken:
             taken -= len(client.recv(taken))
 
 
-async def _peek(client: socket.socket, most: int) -> bytes:
+async def peek(client: socket.socket, most: int) -> bytes:
     """What has come. Raises OSError when the connection has been closed."""
     while True:
         await trio.lowlevel.wait_readable(client)

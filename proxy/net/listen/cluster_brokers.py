@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from secrets import randbits
 from typing import Final
@@ -138,13 +139,12 @@ class ClusterBrokers:
         """Dial a broker at its last known address; if that fails, ask the cluster again soon. If another broker is
         there, once more at the address that the cluster then says. Raises UpstreamError."""
         try:
-            try:
+            with suppress(OtherBrokerError):
                 return await self._reach(node_id, *self.book.upstream(node_id))
-            except OtherBrokerError:
-                self._look_again.set()
-                with trio.move_on_after(self._settings.connect_timeout_s):
-                    await self._asked.park()
-                return await self._reach(node_id, *self.book.upstream(node_id))
+            self._look_again.set()
+            with trio.move_on_after(self._settings.connect_timeout_s):
+                await self._asked.park()
+            return await self._reach(node_id, *self.book.upstream(node_id))
         except UpstreamError:
             self._look_again.set()
             raise

@@ -159,8 +159,7 @@ class Connections:
     ) -> None:
         """The TLS handshake, then everything else: before it, the client is unauthenticated. A redirected connection
         (with `destination`) need not be TLS: then it goes on as plaintext."""
-        reason = CloseReason.TLS_HANDSHAKE
-        admitted = False
+        reason: CloseReason | None = CloseReason.TLS_HANDSHAKE
         secured, tls_user = one, None
         try:
             if destination is None or await begins_with_tls(one.client, tls.handshake_timeout_s):
@@ -169,26 +168,24 @@ class Connections:
                 if destination is not None and self.interception is not None:
                     dial = self._dial_to(self.interception, destination)
                     secured = secured._replace(dial=partial(dial, server_name=channel.channel.server_name))
-            try:
-                user, source = self.settings.identity.choose(tls=tls_user)
-                if source == "tls" or not login_decides:
-                    self.admission.identify(one.ticket, user)
-                connection = self._new(secured, tls_user)
-                admitted = True
-            except SessionError as error:
-                reason = error.reason
-                secured.client.close()
-                return
+            user, source = self.settings.identity.choose(tls=tls_user)
+            if source == "tls" or not login_decides:
+                self.admission.identify(one.ticket, user)
+            connection = self._new(secured, tls_user)
+            reason = None
         except HandshakeError:
+            return
+        except SessionError as error:
+            reason = error.reason
             return
         except Exception:
             reason = CloseReason.INTERNAL_ERROR
             self.shared.close_log.failed(peer=one.peer, broker=one.name)
-            secured.client.close()
             return
         finally:
             self._beginning -= 1
-            if not admitted:
+            if reason is not None:
+                secured.client.close()
                 one.client.close()  # a no-op if a TlsSocket has taken over its descriptor
                 self.admission.leave(one.ticket)
                 self.shared.counters.connections.closed[str(reason)] += 1

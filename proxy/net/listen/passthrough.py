@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from math import inf
-from socket import MSG_PEEK, socket
+from socket import socket
 from typing import Any, Final
 
 import trio
@@ -13,6 +13,7 @@ import trio
 from proxy.core.errors import CloseReason
 from proxy.core.session.opaque import OpaqueSession
 from proxy.net.io.connection import Connection
+from proxy.net.listen.balancers import peek
 from quota.ledger import Ledger
 
 TLS_HANDSHAKE: Final = 0x16
@@ -23,10 +24,8 @@ MB, which no broker accepts unless configured to."""
 async def begins_with_tls(client: socket, timeout_s: float) -> bool:
     """Whether the first byte of a connection is a ClientHello's; it is only peeked at. False at the end of the stream,
     and when no byte came in time: the next read then finds out."""
-    with trio.move_on_after(timeout_s):
-        await trio.lowlevel.wait_readable(client)
-        with suppress(OSError):  # reset; the next read raises it again
-            return client.recv(1, MSG_PEEK) == bytes([TLS_HANDSHAKE])
+    with trio.move_on_after(timeout_s), suppress(OSError):
+        return await peek(client, 1) == bytes([TLS_HANDSHAKE])
     return False
 
 
