@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import heapq
 from contextlib import suppress
+from dataclasses import dataclass, field
 from math import inf
 from socket import SHUT_WR, socket
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 import trio
@@ -36,13 +37,13 @@ REASONS: Final = {
 }
 
 
-class _Muted(NamedTuple):
-    """A refused connection that is still open; in order of these, and no two have the same number."""
+@dataclass(order=True, slots=True)
+class _Muted:
+    """A refused connection that is still open."""
 
     until_s: float
-    number: int
-    client: socket
-    reason: CloseReason
+    client: socket = field(compare=False)
+    reason: CloseReason = field(compare=False)
 
 
 class ConnectionAdmission:
@@ -53,7 +54,6 @@ class ConnectionAdmission:
         self._counters = counters
         self._max_muted = min(max_muted, descriptors() // MUTED_SHARE)
         self._muted: list[_Muted] = []
-        self._number = 0
         self._changed = trio.Event()
         self._log_limiter = LogLimiter(log.warning, "more connections refused")
 
@@ -69,9 +69,8 @@ class ConnectionAdmission:
         muted = decision.delay_ms > 0 and len(self._muted) < self._max_muted
         self._log(decision, muted)
         if muted:
-            self._number += 1
             until_s = now_s + min(decision.delay_ms / 1000.0, MAX_MUTE_S)
-            heapq.heappush(self._muted, _Muted(until_s, self._number, client, reason))
+            heapq.heappush(self._muted, _Muted(until_s, client, reason))
             self._counters.connections.held = len(self._muted)
             self._changed.set()
         else:
