@@ -30,10 +30,9 @@ class ThrottleComplianceProbe:
         self.ignored = False
         self.mute_ms = (end_s - begin_s) * 1000.0
         # Not at the end, so that a look which comes late on a busy machine still counts.
-        times = [begin_s + (end_s - begin_s) * part for part in (0.5, 0.9)]
+        self._times = [begin_s + (end_s - begin_s) * part for part in (0.5, 0.9)]
         self._latest_s = end_s - EARLY_S
-        self._times = times if self.mute_ms >= MIN_PROBED_MS else []
-        self.next_poll_s = self._times[0] if self._times else math.inf
+        self.next_poll_s = self._times[0]
 
     def poll(self, now_s: float, read_bytes: int) -> bool:
         """Look if it is time; True once both looks have been made. `read_bytes` have been read on the connection."""
