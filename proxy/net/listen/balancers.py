@@ -5,8 +5,10 @@ is no client: it is not counted, logged or limited. If it goes on, it is a clien
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
 from socket import MSG_PEEK
 from typing import Final
 
@@ -16,7 +18,7 @@ from proxy.core.errors import CloseReason
 from proxy.core.telemetry.observer import Counters
 from proxy.core.wire.proxy_header import MAX_PEEK_BYTES, ProxyHeader, ProxyHeaderError
 from proxy.net.close_log import CloseLogLimiter
-from proxy.net.listen.transparent import Networks, spelled
+from proxy.net.listen.transparent import is_in, spelled
 
 CLIENT: Final = "client"
 LOCAL: Final = "local"
@@ -29,14 +31,14 @@ OUTCOMES: Final = (CLIENT, LOCAL, HEALTH_CHECK, REFUSED)
 class Balancers:
     """The networks whose connections begin with a PROXY header."""
 
-    networks: Networks
+    networks: Sequence[IPv4Network | IPv6Network]
     timeout_s: float
     counters: Counters
     close_log: CloseLogLimiter
 
     def send(self, host: str) -> bool:
         """Whether a connection from this address has to begin with a header."""
-        return bool(self.networks) and host in self.networks
+        return bool(self.networks) and is_in(self.networks, host)
 
     async def client_of(self, client: socket.socket, balancer: tuple[str, int]) -> tuple[str, int] | None:
         """Take the header off a non-blocking socket: the client's address. None: it is no client's, and closed."""

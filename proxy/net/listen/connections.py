@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from ipaddress import ip_network
 from random import random
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +26,7 @@ from proxy.net.listen.balancers import Balancers
 from proxy.net.listen.cluster_brokers import ClusterBrokers
 from proxy.net.listen.identification import Identification
 from proxy.net.listen.passthrough import TransparentConnection, begins_with_tls
-from proxy.net.listen.transparent import Destination, Interception, Networks, spelled
+from proxy.net.listen.transparent import Destination, Interception, spelled
 from proxy.net.settings import ProxySettings
 from proxy.net.tls.contexts import ServerTls
 from proxy.net.tls.handshakes import HandshakeError
@@ -74,7 +75,7 @@ class Connections:
 
     def __post_init__(self) -> None:
         settings, shared = self.settings, self.shared
-        networks = Networks(settings.proxy_protocol_from)
+        networks = [*map(ip_network, settings.proxy_protocol_from)]
         self._balancers = Balancers(networks, settings.stalls.pre_auth_timeout_s, shared.counters, shared.close_log)
         self._beginning = 0
         """Connections whose PROXY header or TLS handshake is awaited: they count as well."""

@@ -7,9 +7,9 @@ import errno
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -101,19 +101,10 @@ def is_own_address(host: str) -> bool:
     return True
 
 
-class Networks:
-    """Some networks (CIDRs), of both families."""
-
-    def __init__(self, networks: Sequence[str]) -> None:
-        self._networks = [ip_network(network) for network in networks]
-
-    def __bool__(self) -> bool:
-        return bool(self._networks)
-
-    def __contains__(self, host: str) -> bool:
-        """Whether an address is in one of them. An IPv4-mapped address is IPv4."""
-        address = ip_address(canonical_address(host))
-        return any(network.version == address.version and address in network for network in self._networks)
+def is_in(networks: Iterable[IPv4Network | IPv6Network], host: str) -> bool:
+    """Whether an address is in one of these networks. An IPv4-mapped address is IPv4."""
+    address = ip_address(canonical_address(host))
+    return any(address in network for network in networks)
 
 
 class Interception:
@@ -121,7 +112,7 @@ class Interception:
 
     def __init__(self, settings: TransparentSettings, counters: Counters) -> None:
         self._mark = settings.mark
-        self._networks, self._ports = Networks(settings.networks), settings.ports
+        self._networks, self._ports = [*map(ip_network, settings.networks)], settings.ports
         self._counters = counters
         self._dialled: WeakValueDictionary[tuple[_Address, _Address], socket.socket] = WeakValueDictionary()
         """Our own connections to brokers by both ends, as the listener would see them come back. One end is not enough:
@@ -214,7 +205,7 @@ class Interception:
     def _allows(self, destination: Destination) -> bool:
         if self._ports and not any(destination.port in ports for ports in self._ports):
             return False
-        return not self._networks or destination.host in self._networks
+        return not self._networks or is_in(self._networks, destination.host)
 
     def _is_ours(self, came_from: Destination, where: Destination) -> bool:
         dialled = self._dialled.get((came_from[:2], where[:2]))
