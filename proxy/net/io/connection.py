@@ -42,8 +42,8 @@ class Connection:
         self._broker: socket | None = None
         self._shared = shared
         self._pair: ConnectionPair | None = None
-        self._changed = trio.Event()
-        """Set, and then replaced, when the pair wants a broker or has ended."""
+        self._changed = trio.lowlevel.ParkingLot()
+        """Unparked when the pair wants a broker or has ended."""
         self._draining = False
         self._identify = identify
         self._active_s = trio.current_time()
@@ -155,8 +155,8 @@ class Connection:
         return error.reason
 
     async def _serve(self) -> CloseReason:
-        identify = partial(self._identify, self)
-        self._pair = pair = ConnectionPair(endpoint_of(self._client), self.session, self._shared, self._wake, identify)
+        wake, identify = self._changed.unpark_all, partial(self._identify, self)
+        self._pair = pair = ConnectionPair(endpoint_of(self._client), self.session, self._shared, wake, identify)
         try:
             if self._draining:
                 pair.drain()
@@ -168,7 +168,7 @@ class Connection:
                     broker = await self._connect()
                     pair.connected(endpoint_of(broker), tcp_info(broker).round_trip_ms)
                 else:
-                    await self._changed.wait()
+                    await self._changed.park()
         except OSError as error:
             text = f"cannot watch one more socket: {error} (see fs.epoll.max_user_watches)"
             raise SessionError(CloseReason.INTERNAL_ERROR, text) from error
@@ -180,10 +180,6 @@ class Connection:
             raise reason
         finally:
             del reason
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
 
     async def _connect(self) -> socket:
         try:
@@ -206,5 +202,6 @@ def close(sock: socket) -> None:
 def endpoint_of(sock: object) -> Endpoint:
     """The endpoint for this socket, plain or TLS."""
     if isinstance(sock, TlsSocket):
-        return sock.endpoint()
+        sock.channel.sock = sock  # until it is closed
+        return sock.channel
     return calls.PlainEndpoint(sock, splices=True)  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ class ConnectionAdmission:
         self._counters = counters
         self._max_muted = min(max_muted, descriptors() // MUTED_SHARE)
         self._muted: list[_Muted] = []
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
         self._log_limiter = LogLimiter(log.warning, "more connections refused")
 
     def admit(self, client: socket, host: str, user: str | None) -> Ticket | None:
@@ -72,7 +72,7 @@ class ConnectionAdmission:
             until_s = now_s + min(decision.delay_ms / 1000.0, MAX_MUTE_S)
             heapq.heappush(self._muted, _Muted(until_s, client, reason))
             self._counters.connections.held = len(self._muted)
-            self._changed.set()
+            self._changed.unpark_all()
         else:
             self._counters.connections.not_held += decision.delay_ms > 0
             self._close(client, reason)
@@ -102,9 +102,8 @@ class ConnectionAdmission:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._keep_house)
                 while True:
-                    self._changed = trio.Event()
                     with trio.move_on_at(self._muted[0].until_s if self._muted else inf):
-                        await self._changed.wait()
+                        await self._changed.park()
                     self._close_until(trio.current_time())
         finally:
             self.close_muted()

@@ -87,7 +87,6 @@ class Proxy:
             self.cluster,
         )
         self._acceptor = Acceptor(connections)
-        self._sweeper = Sweeper(settings, connections.open, shared.close_log)
         self._broker_listeners: dict[int, socket.socket] = {}
         self._refused: set[int] = set()
         self._nursery: trio.Nursery | None = None
@@ -146,7 +145,7 @@ class Proxy:
                     nursery.start_soon(self._interception.send_heartbeats, self.port, self._drain_asked)
                 if settings.bootstrap:
                     nursery.start_soon(self.cluster.watch)
-                nursery.start_soon(self._sweeper.run)
+                nursery.start_soon(Sweeper(settings, self._connections.open, self._shared.close_log).run)
                 log.info("listening", host=settings.host, port=self.port)
                 task_status.started()
                 await self._drain_asked.wait()

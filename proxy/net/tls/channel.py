@@ -10,7 +10,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
-from proxy.net.io.endpoint import Endpoint
 from proxy.net.tls.python_ssl import Context
 from quota import compiled
 
@@ -55,11 +54,6 @@ class TlsSocket(socket.socket):
     def do_handshake(self) -> None:
         """Go on with the handshake. As `ssl.SSLSocket`, raises SSLWantReadError, SSLWantWriteError and OSError."""
         self.channel.handshake()
-
-    def endpoint(self) -> Endpoint:
-        """For the event loop, until this is closed."""
-        self.channel.sock = self
-        return self.channel
 
     def close(self) -> None:
         """Close, as any socket."""
