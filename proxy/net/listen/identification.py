@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -45,7 +44,7 @@ class Identification:
     def __post_init__(self) -> None:
         self._owners = TokenOwners(self.settings.token_owners, self._ask)
         self._log_limiter = LogLimiter(log.warning, UNKNOWN)
-        self._send, self._wanted = trio.open_memory_channel[tuple[str, Connection, Identify]](MAX_WAITING)
+        self._waiting = 0
 
     def _identify(self, ticket: Ticket, tls_user: str | None, connection: Connection, sasl: str | None) -> str:
         user, source = self.settings.identity.choose(tls=tls_user, sasl=sasl)
@@ -63,17 +62,11 @@ class Identification:
         name = login.name
         if name is not None and login.by_token:
             token_id, name = name, self._owners.known(name)
-            if name is None and self.settings.credentials is not None:
-                with suppress(trio.WouldBlock):
-                    self._send.send_nowait((token_id, connection, identify))
-                    return None
+            if name is None and self.settings.credentials is not None and self._waiting < MAX_WAITING:
+                self._waiting += 1
+                trio.lowlevel.spawn_system_task(self._find, token_id, connection, identify)
+                return None
         return identify(name or self.settings.identity.unknown_user)
-
-    async def run(self) -> None:
-        """Find the owners of delegation tokens that clients have logged in with, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            async for token_id, connection, identify in self._wanted:
-                nursery.start_soon(self._find, token_id, connection, identify)
 
     async def _find(self, token_id: str, connection: Connection, identify: Identify) -> None:
         owner, reason = None, f"brokers did not answer within {OWNER_LIMIT_S:g} s"
@@ -83,6 +76,8 @@ class Identification:
                 reason = "brokers do not list it: the user of upstream.sasl needs Describe on the owner's tokens"
         except ClusterError as error:
             reason = str(error)
+        finally:
+            self._waiting -= 1
         if owner is None and self._log_limiter.allows(token_id=token_id, error=reason):
             log.warning(UNKNOWN, token_id=token_id, error=reason)
         if connection.ended:

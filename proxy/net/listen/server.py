@@ -73,7 +73,6 @@ class Proxy:
         )
         self._admission = ConnectionAdmission(ledger.connections, counters, settings.max_held_connections)
         self.cluster = ClusterBrokers(settings, dialer, self._bind_broker, self._close_broker)
-        self._identification = Identification(settings, self._admission, self.cluster)
         self._connections = connections = Connections(
             settings,
             ledger,
@@ -81,7 +80,7 @@ class Proxy:
             interceptors,
             reserved,
             self._admission,
-            self._identification,
+            Identification(settings, self._admission, self.cluster),
             self._interception,
             dialer,
             self.cluster,
@@ -140,7 +139,6 @@ class Proxy:
                 if not self._hosted:
                     nursery.start_soon(host.serve, self._shared.loop)
                 nursery.start_soon(self._admission.run)
-                nursery.start_soon(self._identification.run)
                 if self._interception is not None:
                     nursery.start_soon(self._interception.send_heartbeats, self.port, self._drain_asked)
                 if settings.bootstrap:
