@@ -29,7 +29,6 @@ from proxy.net.listen.passthrough import TransparentConnection, begins_with_tls
 from proxy.net.listen.transparent import Destination, Interception, spelled
 from proxy.net.settings import ProxySettings
 from proxy.net.tls.contexts import ServerTls
-from proxy.net.tls.handshakes import HandshakeError
 from proxy.net.upstream.dial import Dial, Dialer
 from quota.connections import Ticket
 from quota.ledger import Ledger
@@ -174,8 +173,6 @@ class Connections:
                 self.admission.identify(one.ticket, user)
             connection = self._new(secured, tls_user)
             reason = None
-        except HandshakeError:
-            return
         except SessionError as error:
             reason = error.reason
             return

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 import trio
 
-from proxy.core.errors import UpstreamError
+from proxy.core.errors import CloseReason, SessionError, UpstreamError
 from proxy.core.telemetry.observer import Counters
 from proxy.net.close_log import LogLimiter
 from proxy.net.tls.certificates import CertificateError
@@ -30,10 +30,6 @@ LINGER_S: Final = 1.0
 LINGER_BYTES: Final = 65_536
 IDLE_S: Final = 1.0
 """The thread ends when no handshake has been under way for so long."""
-
-
-class HandshakeError(Exception):
-    """The client's handshake failed; it has been counted and logged, and the socket is closed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -141,7 +137,8 @@ class Handshakes:
         self._log_limiter = LogLimiter(log.info, "more TLS handshakes failed")
 
     async def with_client(self, tls: ServerTls, client: socket.socket, peer: str) -> tuple[TlsSocket, str | None]:
-        """Do a client's handshake: the TLS socket, which replaces `client`, and its user. Raises HandshakeError."""
+        """Do a client's handshake: the TLS socket, which replaces `client`, and its user. Raises SessionError: it
+        has been counted and logged, and the socket is closed."""
         reason, text = "timeout", f"the client did not finish the TLS handshake within {tls.handshake_timeout_s:g} s"
         handshake = _Handshake(client, lambda plain: TlsSocket(tls.context, plain))
         with ExitStack() as unfinished:
@@ -161,7 +158,7 @@ class Handshakes:
             self._failed(reason, peer.rpartition(":")[0], text)
             if reason not in ("timeout", "closed"):
                 await _linger(handshake.sock)
-        raise HandshakeError(text)
+        raise SessionError(CloseReason.TLS_HANDSHAKE, text)
 
     async def with_broker(self, tls: ClientTls, broker: socket.socket, host: str, port: int) -> TlsSocket:
         """Do the handshake with a broker; the caller sets the deadline. Raises UpstreamError."""
