@@ -16,9 +16,10 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from config.problems import first_error
+from proxy.core.wire.frames import WireError
 from proxy.core.wire.responses import NodeAddress
 from proxy.net.files import read_file
-from proxy.net.listen.addresses import BadAddressError, KnownPort, check_address
+from proxy.net.listen.addresses import KnownPort, check_address
 
 MAX_BYTES: Final = 4 * 1024 * 1024
 """Ten thousand brokers with names of a hundred characters are half of it."""
@@ -74,7 +75,7 @@ def parse_ports(data: bytes, now_s: float) -> list[KnownPort]:
     for index, one in enumerate(ports):
         try:
             check_address(one.broker)
-        except BadAddressError as error:
+        except WireError as error:
             raise BadStateError(f"ports.{index}: {error}") from None
     return [one for one in ports if one.held_s is None or one.held_s > 0]
 

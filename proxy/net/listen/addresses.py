@@ -13,15 +13,12 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from proxy.core.errors import UpstreamError
+from proxy.core.wire.frames import WireError
 from proxy.core.wire.responses import NodeAddress
 
 MAX_HOST_CHARACTERS: Final = 255
 MAX_BROKERS: Final = 10_000
 """Brokers that are remembered; further ones have no port."""
-
-
-class BadAddressError(Exception):
-    """A broker was announced with an address that cannot be connected to."""
 
 
 class ExhaustedError(Exception):
@@ -38,10 +35,10 @@ class KnownPort(NamedTuple):
 
 
 def check_address(node: NodeAddress) -> None:
-    """Raises BadAddressError unless this can be an address: it will be dialled, logged and shown."""
+    """Raises WireError unless this can be an address: it will be dialled, logged and shown."""
     node_id, host, port = node
     if not 0 < port <= 0xFFFF or not 0 < len(host) <= MAX_HOST_CHARACTERS or not host.isprintable() or " " in host:
-        raise BadAddressError(f"node {node_id} has an invalid address: host {host[:100]!r}, port {port}")
+        raise WireError("broker_address", f"node {node_id} has an invalid address: host {host[:100]!r}, port {port}")
 
 
 def own_ports(ids: Iterable[int], ports: range, fixed: Mapping[int, int]) -> dict[int, int]:
@@ -97,7 +94,7 @@ class AddressBook:
 
     def learn(self, nodes: Sequence[NodeAddress], *, complete: bool, now_s: float) -> bool:
         """These brokers are alive, and no others if the list is `complete`. Whether that is news. Raises
-        BadAddressError, and changes nothing then."""
+        WireError, and changes nothing then."""
         brokers, seen = self._brokers, set(nodes)
         live = {broker.address for broker in brokers.values() if broker.live}
         due = any(listener.until_s <= now_s for listener in self._listeners.values())

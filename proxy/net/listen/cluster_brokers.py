@@ -12,13 +12,14 @@ from typing import Final
 import structlog
 import trio
 
-from proxy.core.errors import CloseReason, SessionError, UpstreamError
+from proxy.core.errors import UpstreamError
 from proxy.core.session.auth import PROBE_VERSION
 from proxy.core.session.session import Session
 from proxy.core.wire.apis import METADATA
+from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import OWN_SOFTWARE
 from proxy.core.wire.responses import NodeAddress, Translate
-from proxy.net.listen.addresses import AddressBook, BadAddressError
+from proxy.net.listen.addresses import AddressBook
 from proxy.net.listen.transparent import local_address
 from proxy.net.settings import ProxySettings
 from proxy.net.upstream.cluster import Access, Cluster, ClusterError, LoginWantedError, Node, Offered, ask_brokers
@@ -103,10 +104,7 @@ class ClusterBrokers:
         mapped = (settings.advertised_first_port or first) - first
 
         def translate(nodes: Sequence[NodeAddress], complete: bool) -> list[tuple[str, int] | None]:
-            try:
-                self._learn(nodes, complete=complete)
-            except BadAddressError as error:
-                raise SessionError(CloseReason.BROKER_MALFORMED, str(error), kind="broker_address") from error
+            self._learn(nodes, complete=complete)
             ports = [self.book.port(node.node_id) for node in nodes]
             return [None if port is None else (advertised, port + mapped) for port in ports]
 
@@ -204,7 +202,7 @@ class ClusterBrokers:
                     await self._ask()
                 finally:
                     self._asked.unpark_all()
-            except (ClusterError, BadAddressError) as error:
+            except (ClusterError, WireError) as error:
                 if self.last_error != str(error):
                     log.warning("cannot reach the Kafka cluster, retrying", error=str(error))
                 self.reached = False
