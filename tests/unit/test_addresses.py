@@ -1,5 +1,6 @@
 """Which port stands for which broker, under any churn; and the file that keeps it: what is written is read."""
 
+import errno
 import json
 import random
 from pathlib import Path
@@ -13,7 +14,7 @@ from config.known_ports import MAX_BYTES, BadStateError, load_ports, parse_ports
 from proxy.core.errors import UpstreamError
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.responses import NodeAddress
-from proxy.net.listen.addresses import AddressBook, ExhaustedError, KnownPort, own_ports
+from proxy.net.listen.addresses import AddressBook, KnownPort, own_ports
 
 GRACE_S = 600.0
 FIRST = 19_092
@@ -40,7 +41,7 @@ class Machine:
         assert port in self.ports
         assert port not in self.open
         if len(self.open) >= self.room:
-            raise ExhaustedError
+            raise OSError(errno.EMFILE, "no file descriptor")
         if port in self.taken:
             return False
         self.open[port] = node_id

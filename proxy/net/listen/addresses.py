@@ -21,10 +21,6 @@ MAX_BROKERS: Final = 10_000
 """Brokers that are remembered; further ones have no port."""
 
 
-class ExhaustedError(Exception):
-    """No listener can be opened on any port, as there are no file descriptors."""
-
-
 class KnownPort(NamedTuple):
     """A local port and the broker that it leads to, as stored for a restart."""
 
@@ -82,11 +78,11 @@ class AddressBook:
     grace_s: float
     bind: Callable[[int, int], bool]
     """`bind(node_id, port)` opens a listener at once; it returns False if another process has the port, and raises
-    ExhaustedError where any other would fail, too."""
+    OSError where any other would fail, too: there are no file descriptors."""
     close: Callable[[int], None]
     """`close(port)` closes one."""
     exhausted: str | None = None
-    """Why a broker has no port although one is free, in the words of ExhaustedError."""
+    """Why a broker has no port although one is free, in the words of that OSError."""
     _brokers: dict[int, _Broker] = field(default_factory=dict)
     _listeners: dict[int, _Listener] = field(default_factory=dict)
 
@@ -120,7 +116,7 @@ class AddressBook:
             try:
                 if port not in self.ports or port in self._listeners or not self._opened(node.node_id, port):
                     continue
-            except ExhaustedError:
+            except OSError:
                 break
             broker = self._brokers.setdefault(node.node_id, _Broker(node, live=False))
             if held_s is None and broker.port is None:
@@ -142,8 +138,8 @@ class AddressBook:
             taken = [node_id for node_id, port in own.items() if not self._advertise(node_id, port)]
             for node_id in taken:  # by another process
                 any(self._advertise(node_id, port) for port in self._spare(node_id, own))
-        except ExhaustedError as error:  # those without a port have none for now
-            self.exhausted = str(error)
+        except OSError as error:  # those without a port have none for now
+            self.exhausted = error.strerror
         for port in [port for port, listener in self._listeners.items() if listener.until_s <= now_s]:
             self._free(port)
         held = {listener.node_id for listener in self._listeners.values()}

@@ -18,7 +18,7 @@ from proxy.net.io.loop import Clock, EventLoop
 from proxy.net.io.pair import Shared
 from proxy.net.io.splice import PipePool
 from proxy.net.listen.acceptor import ACCEPT_CAPACITY_ERRNOS, Acceptor
-from proxy.net.listen.addresses import ExhaustedError, KnownPort
+from proxy.net.listen.addresses import KnownPort
 from proxy.net.listen.admission import ConnectionAdmission
 from proxy.net.listen.cluster_brokers import ClusterBrokers
 from proxy.net.listen.connections import Connections
@@ -184,7 +184,7 @@ class Proxy:
             self._refused.add(port)
             if retry:
                 return False
-            raise ExhaustedError(error.strerror) from error
+            raise
         self._refused.discard(port)
         self._broker_listeners[port] = listener
         self._acceptor.listeners.append(listener)
