@@ -185,10 +185,13 @@ async def test_a_mark_that_may_not_be_set_keeps_it_from_starting(
 ) -> None:
     """As a container without NET_ADMIN has it; that the kernel says so is seen in test_transparent_kafka."""
 
-    def refused(sock: socket.socket, *_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
+    def refused(sock: socket.socket, level: int, option: int, *value: Any) -> None:
+        if option == socket.SO_MARK:
+            raise PermissionError(1, "Operation not permitted")
+        usual(sock, level, option, *value)
 
-    monkeypatch.setattr("proxy.net.listen.transparent.set_mark", refused)
+    usual = socket.socket.setsockopt
+    monkeypatch.setattr(socket.socket, "setsockopt", refused)
     proxy = Proxy(
         ProxySettings("127.0.0.1", 0, range(1, 2), (), transparent=TransparentSettings(mark=1)), Ledger(QuotaTable())
     )

@@ -65,9 +65,18 @@ def read_sockaddr(data: bytes) -> Destination:
     raise ValueError(f"{data.hex()} is neither a struct sockaddr_in nor a struct sockaddr_in6")
 
 
-def set_mark(sock: socket.socket, mark: int) -> None:
-    """Mark a socket's packets for the kernel's rules. Raises PermissionError without NET_ADMIN."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
+def set_mark(sock: socket.socket, mark: int | None) -> None:
+    """Mark a socket's packets for the kernel's rules; None: do not. Raises PermissionError without NET_ADMIN."""
+    if mark is None:
+        return
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
+    except PermissionError:
+        raise PermissionError(
+            errno.EPERM,
+            "transparent.mark needs the capability NET_ADMIN (or NET_RAW from Linux 5.17 on): grant it, or remove "
+            "transparent.mark and exempt the sidecar's user in the redirect rules",
+        ) from None
 
 
 def local_address(sock: socket.socket) -> Destination:
@@ -124,8 +133,8 @@ class Interception:
         if self._mark is None:
             return
         with socket.socket() as probe:
-            self._set_mark(probe)
-        trio.socket.set_custom_socket_factory(_MarkedSockets(self._set_mark))  # the sidecar's own requests
+            set_mark(probe, self._mark)
+        trio.socket.set_custom_socket_factory(_MarkedSockets(self._mark))  # the sidecar's own requests
 
     async def send_heartbeats(self, port: int, drain_asked: trio.Event) -> None:
         """Show the redirect rules that a sidecar is running (without one they let connections through), until it is
@@ -188,7 +197,7 @@ class Interception:
         try:
             broker.setblocking(False)
             broker.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._set_mark(broker)
+            set_mark(broker, self._mark)
             with suppress(BlockingIOError):
                 broker.connect((host, port, 0, scope_id) if is_ipv6 else (host, port))
             # The kernel has chosen our local address by now, and the connection cannot have been accepted unseen.
@@ -211,24 +220,12 @@ class Interception:
         dialled = self._dialled.get((came_from[:2], where[:2]))
         return dialled is not None and dialled.fileno() >= 0
 
-    def _set_mark(self, sock: socket.socket) -> None:
-        if self._mark is None:
-            return
-        try:
-            set_mark(sock, self._mark)
-        except PermissionError:
-            raise PermissionError(
-                errno.EPERM,
-                "transparent.mark needs the capability NET_ADMIN (or NET_RAW from Linux 5.17 on): grant it, or "
-                "remove transparent.mark and exempt the sidecar's user in the redirect rules",
-            ) from None
-
 
 class _MarkedSockets(trio.abc.SocketFactory):
     """Makes the sockets of trio's own connections, marked and known as ours."""
 
-    def __init__(self, set_mark: Any) -> None:
-        self._set_mark = set_mark
+    def __init__(self, mark: int) -> None:
+        self._mark = mark
 
     def socket(
         self,
@@ -238,7 +235,7 @@ class _MarkedSockets(trio.abc.SocketFactory):
     ) -> trio.socket.SocketType:
         made = socket.socket(family or socket.AF_INET, type or socket.SOCK_STREAM, proto or 0)
         try:
-            self._set_mark(made)
+            set_mark(made, self._mark)
         except OSError:
             made.close()
             raise
