@@ -286,7 +286,7 @@ class ConnectionPair:
         client: Endpoint,
         session: Session,
         shared: Shared,
-        changed: Callable[[], None],
+        changed: Callable[[], object],
         identify: Callable[[Login], str | None],
     ) -> None:
         """`changed()` is called when `wants_broker` or `closed` is set. `identify(login)` returns the user of a login;
@@ -294,7 +294,7 @@ class ConnectionPair:
         `shared.effects`."""
         self._shared = shared
         self._loop = shared.loop
-        self._changed: Callable[[], None] = changed
+        self._changed: Callable[[], object] = changed
         self._identify: Callable[[Login], str | None] = identify
         self._splice_min_bytes = 0
         self.session = session
