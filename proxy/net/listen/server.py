@@ -86,6 +86,7 @@ class Proxy:
             self.cluster,
         )
         self._acceptor = Acceptor(connections)
+        self._sweeper = Sweeper(settings, connections.open, shared.close_log)
         self._broker_listeners: dict[int, socket.socket] = {}
         self._refused: set[int] = set()
         self._nursery: trio.Nursery | None = None
@@ -143,7 +144,7 @@ class Proxy:
                     nursery.start_soon(self._interception.send_heartbeats, self.port, self._drain_asked)
                 if settings.bootstrap:
                     nursery.start_soon(self.cluster.watch)
-                nursery.start_soon(Sweeper(settings, self._connections.open, self._shared.close_log).run)
+                nursery.start_soon(self._sweeper.run)
                 log.info("listening", host=settings.host, port=self.port)
                 task_status.started()
                 await self._drain_asked.wait()
