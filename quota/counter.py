@@ -5,7 +5,7 @@ from typing import Final, Literal, NamedTuple
 
 from quota.entity import CounterKey, Kind, Level
 from quota.gate import Sender
-from quota.table import Entry, Limit
+from quota.table import Entry, Resolution
 from quota.trial import Trial
 
 MutationAlgorithm = Literal["token_bucket", "windowed_burst"]
@@ -138,18 +138,18 @@ class QuotaCounter:
         self.candidate: Trial | None = None
         """What the entry's candidate would have done, if it ever had one."""
 
-    def apply_limit(self, limit: Limit) -> None:
+    def apply_limit(self, found: Resolution) -> None:
         """Set the limit; the samples stay, so it takes effect at the next charge, as in Kafka."""
         old = self.limit
-        self.whole, self.level, self.entry, self.fleet = limit
+        _, self.whole, self.level, self.entry, self.fleet = found
         if not self.fleet:
             self.share = 1.0
         self.limit = None if self.whole is None else self.whole * self.share
         if old is not None and self.limit is not None and old != self.limit:
             self._rescale(old / self.limit, self.last_ms)
-        self.shadow = limit.entry is not None and limit.entry.mode == "shadow"
+        self.shadow = found.entry is not None and found.entry.mode == "shadow"
         self.shadowed = _put(self.shadowed, self.limit if self.shadow else None)
-        candidate = None if limit.entry is None else limit.entry.candidate_limit(self.kind)
+        candidate = None if found.entry is None else found.entry.candidate_limit(self.kind)
         self.candidate = _put(self.candidate, None if candidate is None else candidate * self.share)
 
     def take_share(self, share: float, level: float, now: int) -> None:

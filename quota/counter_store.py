@@ -10,7 +10,7 @@ from quota.entity import DEFAULT, CounterKey, Kind, Name
 from quota.mutation import BucketCounter
 from quota.paced import BusyCounter, PacedCounter
 from quota.reservation import FetchCounter
-from quota.table import Limit, QuotaTable, Resolution
+from quota.table import QuotaTable, Resolution
 from quota.window import KafkaCounter
 
 EXPIRE_AFTER_MS: Final = 3_600_000
@@ -81,8 +81,8 @@ class CounterStore:
 
     def attach(self, meter: Meter, kind: Kind, user: str, client_id: str, now: int) -> None:
         """Attach an account's meter to the counter that the table gives for it."""
-        resolution = self.table.resolve(kind, user, client_id)
-        group = self._find(kind, resolution, now) if resolution.recorded else None
+        found = self.table.resolve(kind, user, client_id)
+        group = self._find(kind, found, now) if self.table.records(kind) else None
         if group is not None:
             group.users += 1
         self.leave(meter)
@@ -108,7 +108,7 @@ class CounterStore:
             if limit is None:
                 self._say(self._overflow.pop((kind, entity)))
             else:
-                self._apply(group, Limit(limit, group.level, entry, table.of_fleet(entry)))
+                self._apply(group, Resolution(group.key, limit, group.level, entry, table.of_fleet(entry)))
 
     def sweep(self, now: int) -> Iterator[tuple[int, bool]]:
         """Evict counters unused for an hour, step by step. Yields how many in this step, and whether accounts have to
@@ -134,46 +134,45 @@ class CounterStore:
                 available = available or len(self._by_kind[kind]) < self._most
         yield 0, available
 
-    def _find(self, kind: Kind, resolution: Resolution, now: int) -> QuotaCounter | None:
+    def _find(self, kind: Kind, found: Resolution, now: int) -> QuotaCounter | None:
         groups = self._by_kind[kind]
-        key = resolution.key
-        group = self.get(kind, key)
+        group = self.get(kind, found.key)
         if group is not None:
             return group
-        limit = Limit(resolution.limit, resolution.level, resolution.entry, self.table.of_fleet(resolution.entry))
-        if len(groups) >= self._most and (limit.entry is None or DEFAULT in limit.entry.entity):
+        if len(groups) >= self._most and (found.entry is None or DEFAULT in found.entry.entity):
             self._evict(now)
             if len(groups) >= self._most:
-                return self._overflow_of(kind, limit, now)
-        group = groups[key] = self._new(kind, key, limit, now)
+                return self._overflow_of(kind, found, now)
+        group = groups[found.key] = self._new(kind, found, now)
         return group
 
-    def _new(self, kind: Kind, key: CounterKey, limit: Limit, now: int) -> QuotaCounter:
+    def _new(self, kind: Kind, found: Resolution, now: int) -> QuotaCounter:
         sorts = PACED if self._settings.smooth else AS_KAFKA
-        group = sorts[kind](kind, key, self._settings, now)
-        self._apply(group, limit)
+        group = sorts[kind](kind, found.key, self._settings, now)
+        self._apply(group, found)
         return group
 
-    def _apply(self, group: QuotaCounter, limit: Limit) -> None:
-        group.apply_limit(limit)
+    def _apply(self, group: QuotaCounter, found: Resolution) -> None:
+        group.apply_limit(found)
         group.applied = self._applied
-        if limit.fleet and self.on_fleet is not None:
+        if found.fleet and self.on_fleet is not None:
             self.on_fleet(group)
 
-    def _overflow_of(self, kind: Kind, limit: Limit, now: int) -> QuotaCounter | None:
+    def _overflow_of(self, kind: Kind, found: Resolution, now: int) -> QuotaCounter | None:
         """The counter shared by all clients that do not fit under one entry; None without a limit."""
-        if limit.entry is None:
+        if found.entry is None:
             return None
         self.overflowed[kind] += 1
         if self.on_overflow is not None:
             self.on_overflow(kind)
-        entity = limit.entry.entity
+        entity = found.entry.entity
         group = self._overflow.get((kind, entity))
         if group is None:
             user, client_id = (OVERFLOW if name is DEFAULT else name for name in entity)
             assert not isinstance(user, type(DEFAULT))
             assert not isinstance(client_id, type(DEFAULT))
-            group = self._overflow[kind, entity] = self._new(kind, CounterKey(user, client_id), limit, now)
+            shared = found._replace(key=CounterKey(user, client_id))
+            group = self._overflow[kind, entity] = self._new(kind, shared, now)
         return group
 
     def _evict(self, now: int) -> None:

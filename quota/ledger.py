@@ -5,7 +5,6 @@ here. One thread only: the sidecar's event loop.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from quota.accounts import Account, Accounts, Meter
@@ -14,41 +13,20 @@ from quota.connections import ConnectionGate
 from quota.counter import NOT_LIMITED, FetchGrant, LedgerSettings, QuotaCounter
 from quota.counter_store import EXPIRE_AFTER_MS, CounterStore
 from quota.decisions import Decisions
-from quota.entity import ANONYMOUS, CounterKey, Identity, Kind, bounded_name
+from quota.entity import ANONYMOUS, Identity, Kind, bounded_name
 from quota.gate import Kept
 from quota.mutation import BucketCounter
 from quota.reservation import FetchCounter
-from quota.table import Candidate, QuotaTable
+from quota.table import QuotaTable
 from quota.window import WindowCounter
 
 if TYPE_CHECKING:
     from quota.fleet.shares import Shares
 
-__all__ = ["MAX_CLIENTS", "Account", "KindExplanation", "Ledger", "Meter"]
+__all__ = ["MAX_CLIENTS", "Account", "Ledger", "Meter"]
 
 MAX_CLIENTS: Final = 20_000
 """Clients remembered, and counters of each kind, by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class KindExplanation:
-    """Why a client has the limit that it has, for one kind."""
-
-    kind: Kind
-    candidates: list[Candidate]
-    """The eight levels, most specific first, with what is configured there."""
-    winner: Candidate | None
-    """The level in force. Not always the first one configured: see ``docs/quota-arithmetic.md``."""
-    limit: float | None
-    mode: str
-    observed: float
-    throttle_ms: int
-    """The delay due now."""
-    counter: QuotaCounter | None
-    """The counter itself, read-only; None until it is first used."""
-    key: CounterKey
-    candidate_limit: float | None
-    """The limit on trial next to the one in force."""
 
 
 class Ledger:
@@ -265,9 +243,15 @@ class Ledger:
         for one in Kind if kind is None else (kind,):
             yield from self.counters.of_kind(one)
 
-    def explain(self, user: str, client_id: str, now_ms: float) -> list[KindExplanation]:
-        """Per kind: the eight levels, which one applies, the counter and its state. Creates nothing."""
-        return [self._explain(kind, user or ANONYMOUS, client_id, int(now_ms)) for kind in Kind]
+    def counter(self, kind: Kind, user: str, client_id: str) -> QuotaCounter | None:
+        """The counter that a client shares, if it has been used; for readers."""
+        identity = _identity(user, client_id)
+        group = self.counters.get(kind, self.table.resolve(kind, *identity).key)
+        account = self._accounts.get(identity)
+        if group is None and account is not None:
+            meter = account.meter(kind)  # not resolved here: that would make a counter
+            group = meter.group if meter.generation == self.generation else None  # an overflow counter, if any
+        return group
 
     def observed(self, account: Account, kind: Kind, now_ms: float) -> float:
         """The value that the limit applies to: bytes/s, percent, or tokens left; 0 where nothing is recorded."""
@@ -298,29 +282,6 @@ class Ledger:
             self.counters.leave(meter)
         for listener in self.on_forget:
             listener(account)
-
-    def _explain(self, kind: Kind, user: str, client_id: str, now: int) -> KindExplanation:
-        identity = _identity(user, client_id)
-        resolution = self.table.resolve(kind, user, client_id)
-        candidates = self.table.candidates(kind, user, client_id)
-        winner = next((one for one in candidates if one.level == resolution.level), None)
-        group = self.counters.get(kind, resolution.key)
-        account = self._accounts.get(identity)
-        if group is None and account is not None:
-            meter = account.meter(kind)  # not resolved here: that would make a counter
-            group = meter.group if meter.generation == self.generation else None  # an overflow counter, if any
-        return KindExplanation(
-            kind=kind,
-            candidates=candidates,
-            winner=winner,
-            limit=resolution.limit,
-            mode="none" if resolution.entry is None else resolution.entry.mode,
-            observed=0.0 if group is None else group.observed(now),
-            throttle_ms=0 if group is None else group.due(now),
-            counter=group,
-            key=resolution.key if group is None else group.key,
-            candidate_limit=None if resolution.entry is None else resolution.entry.candidate_limit(kind),
-        )
 
 
 def _identity(user: str, client_id: str) -> Identity:

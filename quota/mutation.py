@@ -4,7 +4,7 @@ from quota.bucket import Mutation, TokenBucket, bucket_throttle_ms
 from quota.burst import WindowedBurst
 from quota.counter import NO_LINE, LedgerSettings, Line, QuotaCounter
 from quota.entity import CounterKey, Kind
-from quota.table import Limit
+from quota.table import Resolution
 from quota.trial import Trial
 
 
@@ -21,9 +21,9 @@ class BucketCounter(QuotaCounter):
         self._trial_bucket: TokenBucket | WindowedBurst | None = None  # the candidate's, created when there is one
         self._waiting: set[object] = set()  # connections; tokens come back for all of them alike, so no queue
 
-    def apply_limit(self, limit: Limit) -> None:
+    def apply_limit(self, found: Resolution) -> None:
         """See :meth:`QuotaCounter.apply_limit`."""
-        super().apply_limit(limit)
+        super().apply_limit(found)
         if self.candidate is not None and self._trial_bucket is None:
             self._trial_bucket = _new_bucket(self._settings)
 

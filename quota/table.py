@@ -119,35 +119,16 @@ def _countable(limit: float) -> float:
     return min(max(limit, MIN_LIMIT), MAX_LIMIT)
 
 
-class Limit(NamedTuple):
-    """The limit that applies to a counter, and its origin. All None: there is no limit."""
+class Resolution(NamedTuple):
+    """The limit that applies to a counter, and its origin. All None but the key: there is no limit."""
 
-    value: float | None
-    level: Level | None
-    entry: Entry | None
+    key: CounterKey
+    """The counter that a client shares; two keys may have equal tags (see :class:`CounterKey`)."""
+    limit: float | None = None
+    level: Level | None = None
+    entry: Entry | None = None
     fleet: bool = False
     """It is a whole fleet's limit; this instance has a share of it."""
-
-
-class Resolution(NamedTuple):
-    """The result of :meth:`QuotaTable.resolve`."""
-
-    limit: float | None
-    """The limit in force, None where there is none."""
-    level: Level | None
-    key: CounterKey
-    """The counter that the client shares; two keys may have equal tags (see :class:`CounterKey`)."""
-    entry: Entry | None
-    recorded: bool
-    """Whether usage is counted at all: Kafka counts nothing of a kind until some quota of that kind exists."""
-
-
-class Candidate(NamedTuple):
-    """One of the eight levels as seen by one client, for ``explain``."""
-
-    level: Level
-    entry: Entry | None
-    limit: float | None
 
 
 _COLUMN: Final[Mapping[Kind, int]] = {kind: Entry._fields.index(name) for kind, name in RATE_FIELD.items()}
@@ -157,8 +138,9 @@ _CLIENT: Final = 1
 _USER: Final = 2
 _USER_CLIENT: Final = 4
 
-_NO_LIMIT: Final = Limit(None, None, None)
 _PER_USER_AND_CLIENT: Final = (1, 2, 4, 5)
+_OF_KEY: Final = {(True, True): _PER_USER_AND_CLIENT, (True, False): (3, 6), (False, True): (7, 8)}
+"""The levels that apply to a counter: whether its key names a user, and a client-id."""
 
 
 class QuotaTable:
@@ -200,46 +182,31 @@ class QuotaTable:
             )
 
     def records(self, kind: Kind) -> bool:
-        """Whether any quota of this kind exists; otherwise nothing of the kind is counted in windows."""
+        """Whether any quota of this kind exists; otherwise nothing of the kind is counted in windows, as in Kafka."""
         return self._shape[kind] != 0
 
     def resolve(self, kind: Kind, user: str, client_id: str) -> Resolution:
         """The counter of (user, client-id) for `kind` and its limit. At most twelve dictionary lookups."""
-        key = self._key(kind, bounded_name(user), bounded_name(client_id))
-        limit = self.limit_of(kind, key)
-        return Resolution(limit.value, limit.level, key, limit.entry, self.records(kind))
+        return self.limit_of(kind, self._key(kind, bounded_name(user), bounded_name(client_id)))
 
-    def limit_of(self, kind: Kind, key: CounterKey) -> Limit:
+    def limit_of(self, kind: Kind, key: CounterKey) -> Resolution:
         """The limit of a counter, which follows from its key alone (Kafka looks it up by metric tags)."""
-        limits = self._limits[kind]
-        user, client_id = key
-        levels: tuple[tuple[Level, tuple[Name, Name]], ...]
-        if user is not None and client_id is not None:
-            levels = tuple(
-                (level, entity) for level, entity in ladder(user, client_id) if level in _PER_USER_AND_CLIENT
-            )
-        elif user is not None:
-            levels = ((Level.USER, (user, None)), (Level.DEFAULT_USER, (DEFAULT, None)))
-        elif client_id is not None:
-            levels = ((Level.CLIENT, (None, client_id)), (Level.DEFAULT_CLIENT, (None, DEFAULT)))
-        else:
-            return _NO_LIMIT
-        for level, entity in levels:
-            found = limits.get(entity)
+        limits, levels = self._limits[kind], _OF_KEY[key.user is not None, key.client_id is not None]
+        for level, entity in ladder(*key):
+            found = limits.get(entity) if level in levels else None
             if found is not None:
-                return Limit(found.limit(kind), level, found, self.of_fleet(found))
-        return _NO_LIMIT
+                return Resolution(key, found.limit(kind), level, found, self.of_fleet(found))
+        return Resolution(key)
 
     def of_fleet(self, entry: Entry | ConnectionEntry | None) -> bool:
         """Whether an entry's limits are a whole fleet's."""
         return entry is not None and (entry.scope or self.default_scope) == "fleet"
 
-    def candidates(self, kind: Kind, user: str, client_id: str) -> list[Candidate]:
-        """All eight levels for this client with what is configured there, most specific first."""
-        limits = self._limits[kind]
-        user, client_id = bounded_name(user), bounded_name(client_id)
-        found = ((level, limits.get(entity)) for level, entity in ladder(user, client_id))
-        return [Candidate(level, entry, None if entry is None else entry.limit(kind)) for level, entry in found]
+    def levels(self, kind: Kind, user: str, client_id: str) -> dict[Level, float | None]:
+        """All eight levels for this client with the limits that are configured there, most specific first."""
+        entries = self._limits[kind]
+        found = ((level, entries.get(entity)) for level, entity in ladder(bounded_name(user), bounded_name(client_id)))
+        return {level: None if entry is None else entry.limit(kind) for level, entry in found}
 
     def get(self, user: Name, client_id: Name) -> Entry | None:
         """The entry of exactly this entity."""
@@ -276,7 +243,7 @@ class QuotaTable:
         return CounterKey(None, client_id)
 
 
-def ladder(user: str, client_id: str) -> tuple[tuple[Level, tuple[Name, Name]], ...]:
+def ladder(user: str | None, client_id: str | None) -> tuple[tuple[Level, tuple[Name, Name]], ...]:
     """The eight entities that apply to a client, most specific first."""
     return (
         (Level.USER_CLIENT, (user, client_id)),

@@ -5,7 +5,7 @@ from typing import Final
 from quota.counter import NOT_LIMITED, FetchGrant, LedgerSettings, QuotaCounter
 from quota.entity import CounterKey, Kind
 from quota.rate import MAX_THROTTLE_MS, SampledRate, throttle_ms
-from quota.table import Limit
+from quota.table import Resolution
 
 MAX_RENEWING_BYTES: Final = 40 * 1024 * 1024
 """What may pass unpaid so that clients can log in again: twice what lies in socket buffers before one connection's
@@ -27,9 +27,9 @@ class WindowCounter(QuotaCounter):
         self._renewed = (0.0, now)  # what has passed so that clients could log in again, and when
         self._watched = 0.0  # the lower of the limit and its candidate: below it nothing happens
 
-    def apply_limit(self, limit: Limit) -> None:
+    def apply_limit(self, found: Resolution) -> None:
         """See :meth:`QuotaCounter.apply_limit`."""
-        super().apply_limit(limit)
+        super().apply_limit(found)
         self._watch()
 
     def _watch(self) -> None:

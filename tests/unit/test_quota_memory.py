@@ -144,8 +144,8 @@ def test_newcomers_share_one_counter_under_their_entrys_limit(crowded: tuple[Led
     shared: Any = one.meters[PRODUCE].group
     assert shared is two.meters[PRODUCE].group
     assert (shared.key, shared.limit, shared.users) == (CounterKey(None, OVERFLOW), 500, 2)
-    produce = ledger.explain("v", "late-2", 0)[0]
-    assert (produce.key.tags, produce.throttle_ms, produce.counter) == (("", OVERFLOW), 2000, shared)
+    found: Any = ledger.counter(PRODUCE, "v", "late-2")
+    assert (found.key.tags, found.due(0), found) == (("", OVERFLOW), 2000, shared)
     ledger.swap(QuotaTable([Entry(client_id=DEFAULT, producer_byte_rate=1000)]))
     assert ledger.charge(one, PRODUCE, 0, 0) == 0  # 600 B/s against 1000, with the history
     assert ledger.charge(one, PRODUCE, 5000, 0) == 1000
@@ -204,8 +204,8 @@ def test_very_long_names_are_kept_short_and_apart() -> None:
     one, two = ledger.account("u", longest), ledger.account("u", longest[:-1])
     assert ledger.charge(one, PRODUCE, 9000, 0) == 0  # its own entry, found by its whole name
     assert ledger.charge(two, PRODUCE, 9000, 0) == 8000
-    assert ledger.explain("u", longest, 0)[0].limit == 1000
-    assert ledger.explain("u", longest, 0)[0].observed == 900
+    found: Any = ledger.counter(PRODUCE, "u", longest)
+    assert (found.limit, found.observed(0)) == (1000, 900)
 
 
 def test_sweep_tolerates_concurrent_changes() -> None:

@@ -74,8 +74,12 @@ def test_counters_work_under_any_limit(limit: float, smooth: bool, cap_ms: int |
                 if amount:
                     ledger.refund(account, kind, amount / 2, now)
         ledger.charge_mutation(account, 10**6, step % 2 == 0, now)
-        assert all((group.utilisation(now) or 0) >= 0 for group in ledger.groups())
-        ledger.explain("u", "c", now)
+        for kind in Kind:
+            group = ledger.counter(kind, "u", "c")
+            assert group is not None
+            assert group is account.meter(kind).group
+            assert (group.utilisation(now) or 0) >= 0
+            assert group.due(now) >= 0
 
 
 def test_bounds_limits_for_counting_and_keeps_written() -> None:

@@ -39,11 +39,10 @@ def test_every_level_wins_over_the_ones_below() -> None:
         levels = [level for level, there in zip(Level, present, strict=True) if there]
         table = QuotaTable(ALL_LEVELS[level] for level in levels)
         found = table.resolve(PRODUCE, "u", "c")
-        assert found.recorded == bool(levels)
+        assert table.records(PRODUCE) == bool(levels)
         assert (found.level, found.entry) == ((levels[0], ALL_LEVELS[levels[0]]) if levels else (None, None))
-        assert [(one.level, one.limit) for one in table.candidates(PRODUCE, "u", "c") if one.limit] == [
-            (level, int(level)) for level in levels
-        ]
+        configured = {level: float(level) if level in levels else None for level in Level}
+        assert list(table.levels(PRODUCE, "u", "c").items()) == list(configured.items())
     assert Level.USER_DEFAULT_CLIENT.label == "user+<default client-id>"
 
 

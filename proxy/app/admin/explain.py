@@ -17,9 +17,9 @@ from quota.admin import Entity, entity_of_entry
 from quota.connections import ConnectionEntry, ConnectionStatus, EntityType, Refused, canonical_address
 from quota.counter import QuotaCounter
 from quota.decisions import Decision
-from quota.entity import ANONYMOUS, DEFAULT, bounded_name
+from quota.entity import ANONYMOUS, DEFAULT, Kind, bounded_name
 from quota.fleet.core import FleetStatus
-from quota.ledger import KindExplanation, Ledger
+from quota.ledger import Ledger
 from quota.status import counter_status
 from quota.table import RATE_FIELD, Entry
 from quota.trial import Trial
@@ -71,7 +71,6 @@ def explanation_json(
     origin: Origin | None = None,
 ) -> dict[str, Any]:
     """The answer of `/explain`; `at` is None for a configuration alone, without any usage."""
-    now_ms = 0.0 if at is None else at.now_ms
     user = user or ANONYMOUS
     scopes = [(EntityType.USER, user), *((EntityType.IP, address) for address in addresses)]
     account = ledger.known(user, client_id)
@@ -80,7 +79,7 @@ def explanation_json(
         "user": user,
         "client_id": client_id,
         "identity": identity,
-        "kinds": [_kind_json(ledger, one, at, origin) for one in ledger.explain(user, client_id, now_ms)],
+        "kinds": [_kind_json(ledger, kind, user, client_id, at, origin) for kind in Kind],
         "connections": [_connection_json(ledger, scope, name, at, origin) for scope, name in scopes],
     }
     if account is not None:
@@ -88,31 +87,34 @@ def explanation_json(
     return answer
 
 
-def _kind_json(ledger: Ledger, one: KindExplanation, at: Moment | None, origin: Origin | None) -> dict[str, Any]:
-    winner = one.winner if one.limit is not None else None
-    entry, level = (None, None) if winner is None else (winner.entry, winner.level.label)
+def _kind_json(
+    ledger: Ledger, kind: Kind, user: str, client_id: str, at: Moment | None, origin: Origin | None
+) -> dict[str, Any]:
+    now = 0 if at is None else int(at.now_ms)
+    group, resolution = ledger.counter(kind, user, client_id), ledger.table.resolve(kind, user, client_id)
+    entry, key = resolution.entry, resolution.key if group is None else group.key
     found: dict[str, Any] = {
-        "kind": one.kind.value,
-        "unit": UNITS[one.kind],
-        "setting": RATE_FIELD[one.kind],
-        "limit": one.limit,
+        "kind": kind.value,
+        "unit": UNITS[kind],
+        "setting": RATE_FIELD[kind],
+        "limit": resolution.limit,
         "scope": _scope(ledger, entry),
-        "level": level,
+        "level": None if resolution.level is None else resolution.level.label,
         "entity": None if entry is None else entity_json(entry),
-        "set_in": _set_in(entry, RATE_FIELD[one.kind], origin),
-        "mode": one.mode,
-        "candidate_limit": one.candidate_limit,
-        "group": dict(zip(("user", "client_id"), one.key.tags, strict=True)),
-        "observed": one.observed,
-        "throttle_ms": one.throttle_ms,
+        "set_in": _set_in(entry, RATE_FIELD[kind], origin),
+        "mode": "none" if entry is None else entry.mode,
+        "candidate_limit": None if entry is None else entry.candidate_limit(kind),
+        "group": dict(zip(("user", "client_id"), key.tags, strict=True)),
+        "observed": 0.0 if group is None else group.observed(now),
+        "throttle_ms": 0 if group is None else group.due(now),
         "levels": [
-            {"level": candidate.level.label, "limit": candidate.limit, "wins": candidate.level.label == level}
-            for candidate in one.candidates
+            {"level": level.label, "limit": limit, "wins": level == resolution.level}
+            for level, limit in ledger.table.levels(kind, user, client_id).items()
         ],
     }
     if at is not None:
-        found["now"] = None if one.counter is None else standing_json(one.counter, at, ledger)
-        found["decisions"] = [decision_json(decision, at) for decision in ledger.decisions.of(one.kind, one.key)]
+        found["now"] = None if group is None else standing_json(group, at, ledger)
+        found["decisions"] = [decision_json(decision, at) for decision in ledger.decisions.of(kind, key)]
     return found
 
 
