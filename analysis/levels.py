@@ -44,7 +44,7 @@ class CandidateQuotas:
         def times(entry: Entry) -> dict[str, Any]:
             return {RATE_FIELD[kind]: limit * factor for kind in Kind if (limit := entry.limit(kind)) is not None}
 
-        scaled = [entry._replace(**times(entry)) for entry in self.table.entries]
+        scaled = [replace(entry, **times(entry)) for entry in self.table.entries]
         return replace(self, table=QuotaTable(scaled, default_scope=self.table.default_scope))
 
     def entries(self, kind: Kind) -> list[Entry]:

@@ -86,7 +86,7 @@ def _changed(entry: Entry, limits: Mapping[str, float | None]) -> Entry | None:
         if all(limit is None for limit in limits.values()):
             return entry  # removals are of limits in force, which this is not
         entry = Entry(*entry.entity, scope=entry.scope)
-    found = entry._replace(**limits)  # type: ignore[arg-type]  # keys are the names of Entry's limits
+    found = replace(entry, **limits)  # type: ignore[arg-type]  # keys are the names of Entry's limits
     return found if any(found.limit(kind) is not None for kind in Kind) else None
 
 

@@ -1,11 +1,11 @@
 """The limits: immutable, built from quota entries, answering "which counter and which limit" in constant time."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple
 
 from quota.connections import NO_CONNECTION_LIMITS, ConnectionEntry, ConnectionLimits
 from quota.entity import DEFAULT, LONGEST_NAME, CounterKey, Kind, Level, Name, bounded_name
@@ -37,19 +37,8 @@ class CandidateLimits:
         _check_limits(_rates(self))
 
 
-class _EntryFields(NamedTuple):
-    user: Name
-    client_id: Name
-    producer_byte_rate: float | None
-    consumer_byte_rate: float | None
-    request_percentage: float | None
-    controller_mutation_rate: float | None
-    mode: Mode
-    candidate: CandidateLimits | None
-    scope: Scope | None
-
-
-class Entry(_EntryFields):
+@dataclass(frozen=True, slots=True)
+class Entry:
     """One quota entry: an entity (user and/or client-id, each a name or ``<default>``) and its limits.
 
     ``None`` for a limit means that this entry has none of that kind. Limits are > 0 and finite, as Kafka's
@@ -57,33 +46,22 @@ class Entry(_EntryFields):
     A `candidate` counts where the entry has a limit of the same kind. A `scope` of None is the table's default.
     """
 
-    __slots__ = ()
+    user: Name = None
+    client_id: Name = None
+    producer_byte_rate: float | None = None
+    consumer_byte_rate: float | None = None
+    request_percentage: float | None = None
+    controller_mutation_rate: float | None = None
+    mode: Mode = "enforce"
+    candidate: CandidateLimits | None = None
+    scope: Scope | None = None
 
-    def __new__(
-        cls,
-        user: Name = None,
-        client_id: Name = None,
-        producer_byte_rate: float | None = None,
-        consumer_byte_rate: float | None = None,
-        request_percentage: float | None = None,
-        controller_mutation_rate: float | None = None,
-        mode: Mode = "enforce",
-        candidate: CandidateLimits | None = None,
-        scope: Scope | None = None,
-    ) -> Self:
-        """Raises ValueError."""
-        if user is None and client_id is None:
+    def __post_init__(self) -> None:
+        if self.user is None and self.client_id is None:
             raise ValueError("a quota entry names a user, a client-id, or both")
-        if user == "" or client_id == "":
+        if self.user == "" or self.client_id == "":
             raise ValueError("the user and client-id of a quota entry are names, never empty")
-        rates = producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate
-        _check_limits(rates)
-        return tuple.__new__(cls, (user, client_id, *rates, mode, candidate, scope))
-
-    @classmethod
-    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # a NamedTuple has a TypeVar of its own
-        # `_replace` creates its result with it, which has to be checked like any other.
-        return cls(*iterable)
+        _check_limits(_rates(self))
 
     def candidate_limit(self, kind: Kind) -> float | None:
         """The candidate for `kind`, None if there is none next to a live limit."""
@@ -103,16 +81,13 @@ class Entry(_EntryFields):
     @property
     def entity(self) -> tuple[Name, Name]:
         """The entity of the entry: (user, client-id). At most one entry of a table has it."""
-        return self[:2]
+        return self.user, self.client_id
 
 
 MIN_LIMIT: Final = 1e-9
 """Lower limits count as this one: a byte in 30 years is as good as none, and no delay becomes infinite."""
 MAX_LIMIT: Final = 2.0**63
 """Higher limits count as this one, which is Kafka's own "no limit" and far below where floats lose precision."""
-
-
-_LARGEST: Final = sys.float_info.max
 
 
 def _countable(limit: float) -> float:
@@ -130,8 +105,6 @@ class Resolution(NamedTuple):
     fleet: bool = False
     """It is a whole fleet's limit; this instance has a share of it."""
 
-
-_COLUMN: Final[Mapping[Kind, int]] = {kind: Entry._fields.index(name) for kind, name in RATE_FIELD.items()}
 
 # Which sorts of levels are configured for a kind: a bit set, as Kafka's ``quotaTypesEnabled``.
 _CLIENT: Final = 1
@@ -164,7 +137,7 @@ class QuotaTable:
         self.default_scope: Final = default_scope
         # There may be many thousands, while traffic waits: hence comprehensions, which let other threads run in
         # between, and no object per limit, because Python's garbage collector would have to visit each.
-        self._by_entity: dict[tuple[Name, Name], Entry] = {entry[:2]: entry for entry in self.entries}
+        self._by_entity: dict[tuple[Name, Name], Entry] = {entry.entity: entry for entry in self.entries}
         if len(self._by_entity) < len(self.entries):
             (user, client_id), _ = Counter(entry.entity for entry in self.entries).most_common(1)[0]
             raise ValueError(f"two quota entries for user {user!r}, client-id {client_id!r}")
@@ -174,11 +147,11 @@ class QuotaTable:
         self._limits: dict[Kind, dict[tuple[Name, Name], Entry]] = {}
         """By (bounded) entity, the entries that limit a kind."""
         self._shape: dict[Kind, int] = {}
-        for kind, column in _COLUMN.items():
-            limits = {entity: entry for entity, entry in counted.items() if entry[column] is not None}
+        for kind, name in RATE_FIELD.items():
+            limits = {entity: entry for entity, entry in counted.items() if getattr(entry, name) is not None}
             self._limits[kind] = limits
             self._shape[kind] = sum(
-                {_CLIENT if user is None else _USER if name is None else _USER_CLIENT for user, name in limits}
+                {_CLIENT if user is None else _USER if client is None else _USER_CLIENT for user, client in limits}
             )
 
     def records(self, kind: Kind) -> bool:
@@ -264,6 +237,6 @@ def _bounded(entity: tuple[Name, Name]) -> tuple[Name, Name]:
 
 def _check_limits(rates: tuple[float | None, ...]) -> None:
     for limit in rates:
-        if limit is not None and not 0 < limit <= _LARGEST:
+        if limit is not None and not 0 < limit < inf:
             name = list(RATE_FIELD.values())[rates.index(limit)]
             raise ValueError(f"{name} is {limit}, a quota is a finite number above 0")

@@ -1,5 +1,7 @@
 """Who shares which counter and which limit applies: the eight levels, Kafka's tag rules, empty client-ids (cases B)."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -118,7 +120,9 @@ def test_a_client_really_called_default_is_not_the_default() -> None:
 @pytest.mark.parametrize("value", [0, -1, -(2**63), float("inf"), float("-inf"), float("nan")])
 def test_limits_are_finite_and_above_zero(value: float) -> None:
     # ClientQuotaControlManager.validateQuotaKeyValue; its check (value <= 0) would let NaN and infinity through.
-    for name, make in product(RATE_FIELD.values(), (Entry("u", None, 1.0, 1.0, 1.0, 1.0)._replace, CandidateLimits)):
+    for name, make in product(
+        RATE_FIELD.values(), (partial(replace, Entry("u", None, 1.0, 1.0, 1.0, 1.0)), CandidateLimits)
+    ):
         with pytest.raises(ValueError, match=f"{name} is .*, a quota is a finite number above 0"):
             make(**{name: value})
 

@@ -1,6 +1,7 @@
 """Limits on trial - candidates next to live limits, and shadow entries - are measured, never applied."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -141,7 +142,7 @@ def test_a_candidate_takes_no_part_in_precedence() -> None:
 def test_candidates_decide_nothing(smooth: bool, story: list[tuple[int, int, str]], live: int, candidate: int) -> None:
     names = RATE_FIELD.values()
     plain = Entry(user="u", **dict.fromkeys(names, live))
-    on_trial = plain._replace(candidate=CandidateLimits(**dict.fromkeys(names, candidate)))
+    on_trial = replace(plain, candidate=CandidateLimits(**dict.fromkeys(names, candidate)))
     outcomes: list[list[object]] = []
     for entry in (plain, on_trial):
         ledger, now = Ledger(QuotaTable([entry]), smooth=smooth), 0
