@@ -11,7 +11,7 @@ import hmac
 import math
 import struct
 from collections.abc import Container, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from quota.entity import CounterKey
 
@@ -64,29 +64,17 @@ class Record(NamedTuple):
     """Of a decoded record, whether it reports any group, wanted or not."""
 
 
+Outcome = Literal["malformed", "other_fleet", "other_version", "bad_mac"]
+"""Malformed, or with impossible content; with a valid head, of another fleet that shares the topic; of an older or
+newer kquota; written by someone who has none of the keys, or changed, or copied from another topic or partition."""
+
+
 class FleetRecordError(ValueError):
-    """Not a record of this fleet: it changes nothing. Malformed, or with impossible content."""
+    """Not a record of this fleet: it changes nothing."""
 
-    outcome = "malformed"
-    """What it is counted as."""
-
-
-class OtherFleetError(FleetRecordError):
-    """A valid head, of another fleet that shares the topic."""
-
-    outcome = "other_fleet"
-
-
-class OtherVersionError(FleetRecordError):
-    """Of an older or newer kquota."""
-
-    outcome = "other_version"
-
-
-class BadMacError(FleetRecordError):
-    """Written by someone who has none of the keys, or changed, or copied from another topic or partition."""
-
-    outcome = "bad_mac"
+    def __init__(self, outcome: Outcome, text: str) -> None:
+        super().__init__(text)
+        self.outcome: Final = outcome
 
 
 class Seal:
@@ -149,21 +137,22 @@ def decode(seal: Seal, partition: int, data: bytes, wanted: Container[int] | Non
     Raises FleetRecordError for anything that :func:`encode` does not write with one of the keys.
     """
     if len(data) < 3 or data[:2] != MAGIC:
-        raise FleetRecordError("not a record of a fleet")
+        raise FleetRecordError("malformed", "not a record of a fleet")
     if data[2] != VERSION:
-        raise OtherVersionError(f"version {data[2]}, expected {VERSION}")
+        raise FleetRecordError("other_version", f"version {data[2]}, expected {VERSION}")
     if len(data) < _HEAD.size + MAC_BYTES:
-        raise FleetRecordError(f"{len(data)} bytes, expected at least {_HEAD.size + MAC_BYTES}")
+        raise FleetRecordError("malformed", f"{len(data)} bytes, expected at least {_HEAD.size + MAC_BYTES}")
     _, _, flags, its_fleet, member, seq, written_ms, interval_ms, count, length = _HEAD.unpack_from(data)
     if its_fleet != seal.fleet:
-        raise OtherFleetError("of another fleet")
+        raise FleetRecordError("other_fleet", "of another fleet")
     start, end = _HEAD.size + length, len(data) - MAC_BYTES
     if flags & ~_LEAVING or count > MAX_GROUPS or length > LONGEST_NAME or not 0 < interval_ms <= MAX_INTERVAL_MS:
-        raise FleetRecordError("its header is invalid")
+        raise FleetRecordError("malformed", "its header is invalid")
     if end != start + count * _USE.size:
-        raise FleetRecordError(f"{len(data)} bytes, expected {start + count * _USE.size + MAC_BYTES}")
+        expected = start + count * _USE.size + MAC_BYTES
+        raise FleetRecordError("malformed", f"{len(data)} bytes, expected {expected}")
     if not seal.accepts(partition, data[:end], data[end:]):
-        raise BadMacError("its MAC matches no key")
+        raise FleetRecordError("bad_mac", "its MAC matches no key")
     uses = _USE.iter_unpack(data[start:end])
     groups = tuple([GroupUse(*values) for values in uses if wanted is None or values[0] in wanted])
     for use in groups:
@@ -175,7 +164,7 @@ def decode(seal: Seal, partition: int, data: bytes, wanted: Container[int] | Non
             and 0.0 <= use.held <= 1.0
             and 0.0 <= use.claim <= 1.0
         ):
-            raise FleetRecordError("an impossible number")
+            raise FleetRecordError("malformed", "an impossible number")
     name = data[_HEAD.size : start].decode("utf-8", "replace")
     return Record(member, seq, interval_ms, bool(flags & _LEAVING), name, groups, written_ms, count > 0)
 
