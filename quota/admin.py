@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from quota.connections import EntityType, canonical_address
+from quota.connections import ConnectionEntry, EntityType, canonical_address
 from quota.entity import DEFAULT, Kind, Name
 from quota.table import RATE_FIELD, Entry, QuotaTable
 
@@ -101,9 +101,13 @@ def entity_text(entity: Entity) -> str:
     return ", ".join(f"{kind}={'<default>' if name is None else name}" for kind, name in named) or "(nothing)"
 
 
-def entity_of_entry(entry: Entry) -> Entity:
+def entity_of_entry(entry: Entry | ConnectionEntry) -> Entity:
     """The entity of a quota entry, in Kafka's terms."""
-    names = ((CLIENT_ID, entry.client_id), (USER, entry.user))
+    names: tuple[tuple[str, Name], ...] = (
+        ((CLIENT_ID, entry.client_id), (USER, entry.user))
+        if isinstance(entry, Entry)
+        else ((entry.entity_type.value, entry.name),)
+    )
     return tuple((kind, None if name is DEFAULT else str(name)) for kind, name in names if name is not None)
 
 
@@ -144,7 +148,7 @@ def each_enforced(table: QuotaTable) -> Iterator[tuple[Entity, Mapping[str, floa
     for one in table.connections.entries:
         rate = one.connection_creation_rate
         if one.entity_type is EntityType.IP and rate is not None and one.mode == "enforce":
-            yield ((IP, None if one.name is DEFAULT else str(one.name)),), {CONNECTION_RATE: rate}
+            yield entity_of_entry(one), {CONNECTION_RATE: rate}
 
 
 # ---- AlterClientQuotas ----------------------------------------------------------------------------------------------

@@ -132,15 +132,11 @@ def from_cluster(base: QuotaTable, quotas: Quotas) -> tuple[QuotaTable, list[str
                 unusable.append(f"{entity_text(named)}, {key}={value:g}: {error}")
             else:
                 usable.setdefault(entity, {})[key] = limit
-    table = laid_over(QuotaTable(default_scope=base.default_scope), usable)
-    connections = {entry.entity: entry for entry in table.connections.entries}
     for entry in base.connections.entries:
-        known = connections.get(entry.entity)
-        rate = None if known is None else known.connection_creation_rate
-        keeps = rate is None or entry.connection_creation_rate is not None
-        if not keeps and entry.mode == "shadow":  # an entry has one mode
-            keeps = True
-            address = entity_text(((IP, None if entry.name is DEFAULT else str(entry.name)),))
-            unusable.append(f"{address}, {CONNECTION_RATE}={rate:g}: the configuration has this ip in mode shadow")
-        connections[entry.entity] = entry if keeps else replace(entry, connection_creation_rate=rate)
-    return table.with_connections(ConnectionLimits(connections.values())), unusable
+        entity, own = entity_of_entry(entry), entry.connection_creation_rate
+        if entity[0][0] == IP and entity in usable and (own is not None or entry.mode == "shadow"):
+            rate = usable.pop(entity)[CONNECTION_RATE]
+            if own is None:  # an entry has one mode
+                text = f"{CONNECTION_RATE}={rate:g}: the configuration has this ip in mode shadow"
+                unusable.append(f"{entity_text(entity)}, {text}")
+    return laid_over(QuotaTable(default_scope=base.default_scope, connections=base.connections), usable), unusable

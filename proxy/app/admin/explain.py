@@ -17,7 +17,7 @@ from quota.admin import Entity, entity_of_entry
 from quota.connections import ConnectionEntry, ConnectionStatus, EntityType, Refused, canonical_address
 from quota.counter import QuotaCounter
 from quota.decisions import Decision
-from quota.entity import ANONYMOUS, DEFAULT, Kind, bounded_name
+from quota.entity import ANONYMOUS, Kind, bounded_name
 from quota.fleet.core import FleetStatus
 from quota.ledger import Ledger
 from quota.status import counter_status
@@ -235,11 +235,7 @@ def refused_json(one: Refused, at: Moment) -> dict[str, Any]:
 
 
 def _set_in(entry: Entry | ConnectionEntry | None, key: str, origin: Origin | None) -> str | None:
-    if entry is None or origin is None:
-        return None
-    if isinstance(entry, Entry):
-        return origin(entity_of_entry(entry), key)
-    return origin(((entry.entity_type.value, None if entry.name is DEFAULT else str(entry.name)),), key)
+    return None if entry is None or origin is None else origin(entity_of_entry(entry), key)
 
 
 def entity_json(entry: Entry) -> dict[str, str]:
