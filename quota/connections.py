@@ -187,14 +187,6 @@ class ConnectionLimits:
             if entry is not None:
                 yield entry
 
-    def with_entry(self, entry: ConnectionEntry) -> "ConnectionLimits":
-        """Limits in which `entry` replaces any other of its entity."""
-        return ConnectionLimits((*self.without(*entry.entity).entries, entry))
-
-    def without(self, entity_type: EntityType, name: str | Default) -> "ConnectionLimits":
-        """Limits without this entity."""
-        return ConnectionLimits(one for one in self.entries if one.entity != (entity_type, name))
-
 
 def _by_prefix(entries: Iterable[ConnectionEntry]) -> dict[int, list[tuple[int, dict[int, ConnectionEntry]]]]:
     """IP version -> (prefix length, network's prefix -> entry), the longest prefix first."""

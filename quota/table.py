@@ -185,21 +185,6 @@ class QuotaTable:
         """The entry of exactly this entity."""
         return self._by_entity.get((user, client_id))
 
-    def with_entry(self, entry: Entry) -> "QuotaTable":
-        """A table in which `entry` replaces any other of its entity."""
-        return self._with((*self.without(*entry.entity).entries, entry))
-
-    def with_connections(self, connections: ConnectionLimits) -> "QuotaTable":
-        """The same quotas with other connection limits."""
-        return QuotaTable(self.entries, default_scope=self.default_scope, connections=connections)
-
-    def without(self, user: Name, client_id: Name) -> "QuotaTable":
-        """A table without this entity. Removing what does not exist is fine, as in Kafka."""
-        return self._with(other for other in self.entries if other.entity != (user, client_id))
-
-    def _with(self, entries: Iterable[Entry]) -> "QuotaTable":
-        return QuotaTable(entries, default_scope=self.default_scope, connections=self.connections)
-
     def _key(self, kind: Kind, user: str, client_id: str) -> CounterKey:
         """Kafka's rule of metric tags: which of the two names takes part depends on the levels configured anywhere."""
         shape = self._shape[kind]

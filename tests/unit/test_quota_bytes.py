@@ -76,7 +76,7 @@ def test_usage_without_a_limit_counts_once_a_limit_comes() -> None:
     account = ledger.account("userA", "client1")
     assert ledger.charge(account, PRODUCE, 11_000, 0) == 0
     assert ledger.charge_mutation(account, 1e9, True, 0) == (True, 0)  # no quota of this kind
-    ledger.swap(ledger.table.with_entry(Entry(user="userA", producer_byte_rate=10)))
+    ledger.swap(QuotaTable([*ledger.table.entries, Entry(user="userA", producer_byte_rate=10)]))
     assert ledger.charge(account, PRODUCE, 0, 0) == 1_090_000  # same tags (userA, ""), same history
 
 

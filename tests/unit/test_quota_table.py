@@ -113,7 +113,7 @@ def test_names_are_not_normalised() -> None:
 def test_a_client_really_called_default_is_not_the_default() -> None:
     table = QuotaTable([from_file(**{"client-id": "<default>"}, producer_byte_rate=5)])
     assert table.entries[0].client_id is DEFAULT
-    named = table.with_entry(rate(None, "<default>", 7))
+    named = QuotaTable([*table.entries, rate(None, "<default>", 7)])
     assert [named.resolve(PRODUCE, "u", name).limit for name in ("<default>", "other")] == [7, 5]
 
 

@@ -20,11 +20,18 @@ from config.table import to_table
 from config.types import DEFAULT_WORD
 from config.units import as_written
 from proxy.app.cli.check import connection_entry_json, entry_json
-from quota.connections import EntityType, Ticket, canonical_address, canonical_source
+from quota.connections import (
+    ConnectionEntry,
+    ConnectionLimits,
+    EntityType,
+    Ticket,
+    canonical_address,
+    canonical_source,
+)
 from quota.counter import MutationAlgorithm
 from quota.entity import ANONYMOUS, DEFAULT, Default, Kind, Name
 from quota.ledger import Account, Ledger
-from quota.table import QuotaTable
+from quota.table import Entry, QuotaTable
 
 _CHARGE_KEYS = ("t_ms", "kind", "user", "client_id", "amount", "strict", "refund")
 _CONNECTION = "connection"
@@ -107,10 +114,6 @@ class Simulation:
         seconds = self._config.controller_window_num * self._config.controller_window_size_seconds
         return decision | {"rate": as_written(round(limit - decision["observed"] / seconds, 9))}
 
-    def _swap(self, table: QuotaTable) -> None:
-        for ledger in self._ledgers.values():
-            ledger.swap(table)
-
     def _connect(self, event: dict[str, Any], now_ms: float) -> dict[str, Any]:
         user = _text(event, "user") or ANONYMOUS
         address = _address(event) or _HERE
@@ -148,12 +151,7 @@ class Simulation:
             entry, connections = load_limits(merged, "set")
         except ConfigError as error:
             raise EventError("; ".join(map(str, error.problems))) from None
-        table = self._without(value)
-        if entry is not None:
-            table = table.with_entry(entry)
-        if connections is not None:
-            table = table.with_connections(table.connections.with_entry(connections))
-        self._swap(table)
+        self._replace(value, entry, connections)
         return {"set": self._written(value)}
 
     def _remove(self, value: Any) -> dict[str, Any]:
@@ -164,7 +162,7 @@ class Simulation:
             raise EventError("remove: expected user, client-id or both; or ip")
         removed = bool(self._written(value))
         if removed:
-            self._swap(self._without(value))
+            self._replace(value, None, None)
         return {"remove": {key: value[key] for key in _ENTITY_KEYS if value.get(key) is not None}, "removed": removed}
 
     def _written(self, entity: dict[str, Any]) -> dict[str, Any]:
@@ -177,12 +175,19 @@ class Simulation:
         entry = None if entity.get("ip") is not None else table.get(_name(entity, "user"), _name(entity, "client-id"))
         return found if entry is None else found | entry_json(entry)
 
-    def _without(self, entity: dict[str, Any]) -> QuotaTable:
-        table = self._ledger.table
-        if entity.get("ip") is None:
-            table = table.without(_name(entity, "user"), _name(entity, "client-id"))
-        scoped = _scoped(entity)
-        return table if scoped is None else table.with_connections(table.connections.without(*scoped))
+    def _replace(self, named: dict[str, Any], entry: Entry | None, connections: ConnectionEntry | None) -> None:
+        """Put these limits of an entity in force, in place of those that it has."""
+        table, scoped = self._ledger.table, _scoped(named)
+        entity = None if named.get("ip") is not None else (_name(named, "user"), _name(named, "client-id"))
+        entries = [one for one in table.entries if one.entity != entity]
+        limits = [one for one in table.connections.entries if one.entity != scoped]
+        changed = QuotaTable(
+            entries if entry is None else [*entries, entry],
+            default_scope=table.default_scope,
+            connections=ConnectionLimits(limits if connections is None else [*limits, connections]),
+        )
+        for ledger in self._ledgers.values():
+            ledger.swap(changed)
 
 
 def _scoped(entity: dict[str, Any]) -> tuple[EntityType, str | Default] | None:
