@@ -16,7 +16,6 @@ cdef class Queue:
 @cython.final
 cdef class Turn:
     cdef readonly object sender
-    cdef public Turn after, before
     cdef public double cost_ms, size_bytes
     cdef public long long review_at, since
 
@@ -24,10 +23,10 @@ cdef class Turn:
 @cython.final
 cdef class Gate:
     cdef object _promised
-    cdef dict _claims
-    cdef Turn _first_claim, _last_claim
+    cdef object _claims
     cdef Queue _ordinary, _large, _abandoned
     cdef dict _kept_bytes
+    cdef long long _review_at
     cdef double _promised_ms, _abandoned_from, _claimed_until, _large_claimed_until, _refused_until
 
     @cython.locals(from_ms=cython.double)
@@ -36,9 +35,5 @@ cdef class Gate:
     cdef object _pass(self, double paid_at, double cost_ms)
     @cython.locals(turn=Turn)
     cdef object _claim(self, object sender, double size_bytes, double cost_ms, long long now)
-    @cython.locals(last=Turn)
-    cdef object _review_later(self, Turn turn, long long now)
-    @cython.locals(before=Turn, after=Turn)
-    cdef object _unlink(self, Turn turn)
     @cython.locals(turn=Turn)
     cdef object _review_claims(self, long long now)

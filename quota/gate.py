@@ -215,16 +215,13 @@ class Queue:
 class Turn:
     """What a request that has passed will be charged once its last byte has arrived."""
 
-    __slots__ = ("after", "before", "cost_ms", "review_at", "sender", "since", "size_bytes")
+    __slots__ = ("cost_ms", "review_at", "sender", "since", "size_bytes")
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, review_at: int) -> None:
         self.sender = sender
         self.size_bytes = self.cost_ms = 0.0
-        self.since = self.review_at = 0
-        self.before: Turn | None = None
-        """The claim that is reviewed just before this one,"""
-        self.after: Turn | None = None
-        """and just after it."""
+        self.since = 0
+        self.review_at = review_at
 
     @property
     def arrived(self) -> float:
@@ -250,15 +247,14 @@ class Gate:
         "_abandoned_from",
         "_claimed_until",
         "_claims",
-        "_first_claim",
         "_kept_bytes",
         "_large",
         "_large_claimed_until",
-        "_last_claim",
         "_ordinary",
         "_promised",
         "_promised_ms",
         "_refused_until",
+        "_review_at",
     )
 
     def __init__(self) -> None:
@@ -277,9 +273,8 @@ class Gate:
         # the bytes that are missing is released.
         self._claimed_until = -inf
         self._large_claimed_until = -inf
-        self._claims: dict[object, Turn] = {}
-        self._first_claim: Turn | None = None  # the next one that is reviewed
-        self._last_claim: Turn | None = None
+        self._claims: OrderedDict[object, Turn] = OrderedDict()  # the next one that is reviewed comes first
+        self._review_at = 0  # no claim is reviewed before this time
         self._refused_until = -inf  # until then `MAX_REFUSED` limits are used by what was thrown away
 
     def __len__(self) -> int:
@@ -383,33 +378,8 @@ class Gate:
     def _claim(self, sender: Sender, size_bytes: float, cost_ms: float, now: int) -> None:
         turn = self._claims.get(sender)
         if turn is None:
-            turn = self._claims[sender] = Turn(sender)
-        else:
-            self._unlink(turn)
+            turn = self._claims[sender] = Turn(sender, now + _REVIEW_MS)
         turn.size_bytes, turn.cost_ms, turn.since = size_bytes, cost_ms, now
-        self._review_later(turn, now)
-
-    def _review_later(self, turn: Turn, now: int) -> None:
-        """Put the claim last."""
-        turn.review_at = now + _REVIEW_MS
-        last = turn.before = self._last_claim
-        if last is None:
-            self._first_claim = turn
-        else:
-            last.after = turn
-        self._last_claim = turn
-
-    def _unlink(self, turn: Turn) -> None:
-        before, after = turn.before, turn.after
-        if before is None:
-            self._first_claim = after
-        else:
-            before.after = after
-        if after is None:
-            self._last_claim = before
-        else:
-            after.before = before
-        turn.before = turn.after = None
 
     def refuse(self, connection: object, cost_ms: float, paid_at: float, backlog_ms: float, now: int) -> int | None:
         """A queued request of this cost is to be thrown away: how long until the connection's turn, which stays; None:
@@ -482,7 +452,6 @@ class Gate:
         claim = self._claims.pop(connection, None)
         if claim is None:
             return
-        self._unlink(claim)
         arrived_ms = claim.cost_ms * claim.arrived
         self._claimed_until -= min(claim.cost_ms, LARGE_MS) - min(arrived_ms, LARGE_MS)
         if claim.cost_ms > LARGE_MS:
@@ -490,14 +459,19 @@ class Gate:
 
     def _review_claims(self, now: int) -> None:
         """Release the claims of requests that hardly arrive."""
-        turn = self._first_claim
-        while turn is not None and now >= turn.review_at:
-            if turn.arrives(now):
-                self._unlink(turn)
-                self._review_later(turn, now)
+        if now < self._review_at:
+            return
+        self._review_at = now + _REVIEW_MS
+        while self._claims:
+            turn = next(iter(self._claims.values()))
+            if now < turn.review_at:
+                self._review_at = turn.review_at
+                return
+            if now < turn.since + _REVIEW_MS or turn.arrives(now):
+                turn.review_at = now + _REVIEW_MS
+                self._claims.move_to_end(turn.sender)
             else:
                 self._release(turn.sender)
-            turn = self._first_claim
 
     def _break_promise(self, connection: object) -> bool:
         promised = self._promised.pop(connection, None)
