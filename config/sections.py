@@ -10,12 +10,12 @@ from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StrictBool, fi
 from pydantic_core import CoreSchema
 
 from config.types import (
+    PORTS,
     AbsolutePath,
     Section,
     Value,
     duration_ms,
     duration_s,
-    port_range,
     setting,
     size,
     text,
@@ -141,26 +141,6 @@ def _network(value: Any) -> str:
 
 NETWORK = Value(_network, {"type": "string", "minLength": 2})
 """A CIDR in its canonical form; a single address is /32 or /128."""
-
-
-def _ports(value: Any) -> range:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    found = port_range(text)
-    if found is None:
-        raise wrong('a port or a range of ports from 1 to 65535, such as 9092 or "9092-9094"')
-    return found
-
-
-PORTS = Value(
-    _ports,
-    {
-        "anyOf": [
-            {"type": "integer", "minimum": 1, "maximum": 65_535},
-            {"type": "string", "pattern": r"^\s*[0-9]{1,5}\s*(-\s*[0-9]{1,5}\s*)?$"},
-        ]
-    },
-)
-"""One port or first-last."""
 
 
 class Transparent(Section):

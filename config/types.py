@@ -190,21 +190,21 @@ def _absolute_path(value: Any) -> str:
 AbsolutePath = Annotated[str, Value(_absolute_path, {"type": "string", "pattern": "^/.*[^/]$"})]
 
 
-def port_range(value: Any) -> range | None:
-    """``9092-9094``, or one port; None for anything else."""
-    match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", value, re.ASCII) if isinstance(value, str) else None
-    first, last = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
-    return range(first, last + 1) if 1 <= first <= last <= 65_535 else None
-
-
 def _port_range(value: Any) -> range:
-    found = port_range(value)
-    if found is None:
-        raise wrong("a range of ports from 1 to 65535, first-last, such as 19092-19191")
-    return found
+    match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", str(value), re.ASCII)
+    first, last = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
+    if not 1 <= first <= last <= 65_535:
+        raise wrong('a port or a range of ports from 1 to 65535, such as 9092 or "9092-9094"')
+    return range(first, last + 1)
 
 
 PORT_RANGE = Value(_port_range, {"type": "string", "pattern": r"^[0-9]{1,5}(-[0-9]{1,5})?$"})
+_PORTS_PATTERN = r"^\s*[0-9]{1,5}\s*(-\s*[0-9]{1,5}\s*)?$"
+PORTS = Value(
+    _port_range,
+    {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 65_535}, {"type": "string", "pattern": _PORTS_PATTERN}]},
+)
+"""One port or first-last, also as a number."""
 
 
 def _port_map(value: Any) -> dict[int, int]:
