@@ -4,7 +4,7 @@ refused, so that a typing mistake in a quota does not mean "no quota"."""
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -37,6 +37,7 @@ from config.types import (
     HostPort,
     Pairs,
     Section,
+    Value,
     duration_ms,
     duration_s,
     rate,
@@ -61,9 +62,10 @@ _NO_CONNECTION_LIMITS = (None,) * len(CONNECTION_LIMIT_NAMES)
 
 _PORT = whole(0, 65_535, "a port (0: any free one)")
 _MAPPED = whole(1, 65_535, "a port")
-_BYTE_RATE = size(1, LONG_MAX, "bytes per second")
-_ProducerByteRate = Annotated[Annotated[int, _BYTE_RATE] | None, Field(description="Bytes produced per second.")]
-_ConsumerByteRate = Annotated[Annotated[int, _BYTE_RATE] | None, Field(description="Bytes fetched per second.")]
+_BYTES = size(1, LONG_MAX, "bytes per second")
+_BYTE_RATE = Value(lambda value: float(_BYTES.check(value)), _BYTES.schema)
+_ProducerByteRate = Annotated[Annotated[float, _BYTE_RATE] | None, Field(description="Bytes produced per second.")]
+_ConsumerByteRate = Annotated[Annotated[float, _BYTE_RATE] | None, Field(description="Bytes fetched per second.")]
 _RequestPercentage = Annotated[
     Annotated[float, rate("percent of one thread")] | None,
     Field(description="Broker time, in percent of one thread (KIP-124)."),
@@ -261,20 +263,10 @@ def to_entry(entry: QuotaEntry) -> Entry:
     return Entry(
         to_name(entry.user),
         to_name(entry.client_id),
-        *_as_floats(entry),
+        *_request_limits(entry),
         entry.mode,
-        None if candidate is None else CandidateLimits(*_as_floats(candidate)),
+        None if candidate is None else CandidateLimits(*_request_limits(candidate)),
         entry.scope,
-    )
-
-
-def _as_floats(limits: QuotaEntry | QuotaCandidate) -> tuple[float | None, float | None, float | None, float | None]:
-    produce, fetch = limits.producer_byte_rate, limits.consumer_byte_rate
-    return (
-        None if produce is None else float(produce),
-        None if fetch is None else float(fetch),
-        limits.request_percentage,
-        limits.controller_mutation_rate,
     )
 
 
@@ -388,13 +380,13 @@ class Config(Section):
         alias="quotas",
         description="The limits: a list of entries, or a mapping with source, entries, alter.",
     )
-    producer_default: Annotated[int, _BYTE_RATE] | None = setting(
+    producer_default: Annotated[float, _BYTE_RATE] | None = setting(
         None, "KIP-13: producer_byte_rate of client-id <default>.", alias="quota.producer.default"
     )
     producer_override: Annotated[Pairs, OVERRIDES] = setting(
         (), 'KIP-13: by client-id, "a:4M,b:10M".', alias="quota.producer.override"
     )
-    consumer_default: Annotated[int, _BYTE_RATE] | None = setting(
+    consumer_default: Annotated[float, _BYTE_RATE] | None = setting(
         None, "KIP-13: consumer_byte_rate of client-id <default>.", alias="quota.consumer.default"
     )
     consumer_override: Annotated[Pairs, OVERRIDES] = setting(
@@ -482,46 +474,33 @@ class Config(Section):
 
     def restart_settings(self) -> dict[str, Any]:
         """Settings that a running sidecar cannot change, by dotted name."""
-        flat: dict[str, Any] = {}
-        for name, info in Config.model_fields.items():
-            if name in _LIVE:
-                continue
-            value = getattr(self, name)
-            written = info.alias or name
+        flat: dict[tuple[str, ...], Any] = {}
+        for name, value in self:
+            written = Config.model_fields[name].alias or name
             if isinstance(value, BaseModel):
-                flat |= {f"{written}.{inner}": getattr(value, inner) for inner in type(value).model_fields}
+                flat |= {(written, key): each for key, each in value}
             else:
-                flat[written] = value
-        return {name: value for name, value in flat.items() if name not in _LIVE}
+                flat[(written,)] = value
+        live = set(LIVE_SETTINGS)
+        return {".".join(place): value for place, value in flat.items() if not {place, place[:1]} & live}
 
 
-_LIVE = {
-    "quotas.entries",
-    "quotas.alter",
-    "quotas.alter_principals",
-    "producer_default",
-    "producer_override",
-    "consumer_default",
-    "consumer_override",
-    "max_connections_per_ip",
-    "max_connections_per_ip_overrides",
-    "log",
-}
-"""Applied by a reload; everything else takes a restart."""
+LIVE_SETTINGS: Final[tuple[tuple[str, ...], ...]] = (
+    ("quotas", "alter"),
+    ("quotas", "alter_principals"),
+    ("quotas", "entries"),
+    ("quota.producer.default",),
+    ("quota.producer.override",),
+    ("quota.consumer.default",),
+    ("quota.consumer.override",),
+    ("max.connections.per.ip",),
+    ("max.connections.per.ip.overrides",),
+    ("log",),
+)
+"""Settings that a running sidecar applies from a changed file, as paths of keys; everything else takes a restart."""
 
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema, draft 2020-12."""
     schema = Config.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kquota configuration"}
-
-
-def live_settings() -> list[list[str]]:
-    """Settings that a running sidecar applies from a changed file, as paths of keys as in the file."""
-    paths = []
-    for name, info in Config.model_fields.items():
-        written = info.alias or name
-        if name in _LIVE:
-            paths.append([written])
-        paths += [[written, one.removeprefix(f"{written}.")] for one in sorted(_LIVE) if one.startswith(f"{written}.")]
-    return paths

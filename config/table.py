@@ -54,7 +54,7 @@ def to_connection_entry(entry: QuotaEntry | Entry) -> ConnectionEntry | None:
     return ConnectionEntry(
         EntityType.USER if entry.ip is None else EntityType.IP,
         name,
-        _as_float(entry.connection_creation_rate),
+        None if entry.connection_creation_rate is None else float(entry.connection_creation_rate),
         entry.max_connections,
         entry.mode,
         entry.scope,
@@ -63,31 +63,24 @@ def to_connection_entry(entry: QuotaEntry | Entry) -> ConnectionEntry | None:
 
 def find_duplicates(config: Config, source: Source) -> list[Problem]:
     """Entities that are configured twice. Which of the two should win must not be guessed."""
+    found: list[tuple[_Key, Place]] = [(_key(entry), ("quotas", index)) for index, entry in enumerate(config.quotas)]
+    found += [((*entry.entity, None), place) for entry, place in _static_entries(config)]
+    found += [((None, None, cap.name), place) for cap, place in _static_caps(config)]
     seen: dict[_Key, Place] = {}
     problems: list[Problem] = []
-    for index, entry in enumerate(config.quotas):
-        key = _key(entry)
-        place: Place = ("quotas", index)
+    for key, place in found:
         first = seen.setdefault(key, place)
         if first != place:
             names = "user and client-id" if key[2] is None else "ip"
             text = f"expected each {names} once; {_entity(key)} already has an entry, {_where(first, source)}"
-            problems.append(source.problem(place, text))
-    static: list[tuple[str, _Key, Place]] = [
-        ("a client-id", (found.user, found.client_id, None), place) for found, place in _static_entries(config)
-    ]
-    static += [("an ip", (None, None, cap.name), place) for cap, place in _static_caps(config)]
-    for what, key, place in static:
-        if key in seen:
-            text = f"sets a limit of {what} that already has an entry, {_where(seen[key], source)}"
             problems.append(source.problem(place, text, at_key=True))
     return problems
 
 
 def _static_entries(config: Config) -> list[tuple[Entry, Place]]:
     """KIP-13's four keys as client-id entries, each with the place of the key that made it."""
-    limits: dict[str | Default, dict[str, int]] = {}
-    places: dict[str | Default, Place] = {}
+    limits: dict[Name, dict[str, float]] = {}
+    places: dict[Name, Place] = {}
     for kind, default, override in (
         ("producer", config.producer_default, config.producer_override),
         ("consumer", config.consumer_default, config.consumer_override),
@@ -96,12 +89,11 @@ def _static_entries(config: Config) -> list[tuple[Entry, Place]]:
             limits.setdefault(DEFAULT, {})[kind] = default
             places.setdefault(DEFAULT, (f"quota.{kind}.default",))
         for client_id, limit in override:
-            key = DEFAULT if client_id == DEFAULT_WORD else client_id
-            limits.setdefault(key, {})[kind] = limit
-            places.setdefault(key, (f"quota.{kind}.override",))
+            name = to_name(client_id)
+            limits.setdefault(name, {})[kind] = float(limit)
+            places.setdefault(name, (f"quota.{kind}.override",))
     return [
-        (Entry(None, key, _as_float(both.get("producer")), _as_float(both.get("consumer"))), places[key])
-        for key, both in limits.items()
+        (Entry(None, name, both.get("producer"), both.get("consumer")), places[name]) for name, both in limits.items()
     ]
 
 
@@ -111,10 +103,6 @@ def _static_caps(config: Config) -> list[tuple[ConnectionEntry, Place]]:
     caps: list[tuple[str | Default, int, str]] = [] if most is None else [(DEFAULT, most, "max.connections.per.ip")]
     caps += [(address, limit, "max.connections.per.ip.overrides") for address, limit in overrides]
     return [(ConnectionEntry(EntityType.IP, name, None, limit), (key,)) for name, limit, key in caps]
-
-
-def _as_float(limit: float | None) -> float | None:
-    return None if limit is None else float(limit)
 
 
 def _key(entry: QuotaEntry | Entry) -> _Key:

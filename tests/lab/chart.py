@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import yaml
 
-from config.model import json_schema, live_settings
+from config.model import LIVE_SETTINGS, json_schema
 from deploy.kubernetes.own_quotas import POLICIES
 from deploy.kubernetes.review import GROUPS
 
@@ -369,7 +369,7 @@ def _as_draft_7(value: Any) -> Any:
 def generated() -> dict[Path, str]:
     contents = {
         "values.schema.json": values_schema(),
-        "files/live-settings.json": {"paths": live_settings()},
+        "files/live-settings.json": {"paths": LIVE_SETTINGS},
         "files/defaults.json": yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")),
     }
     found = {CHART / name: json.dumps(value, indent=2, ensure_ascii=False) + "\n" for name, value in contents.items()}

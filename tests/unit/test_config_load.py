@@ -192,10 +192,10 @@ quota.consumer.override: "c:5"
     problems = problems_of(MINIMAL + text)
     found = [str(problem).removeprefix("q.yaml:").split(" already has an entry, ") for problem in problems]
     assert found == [
-        ["2:1: max.connections.per.ip.overrides: sets a limit of an ip that", "quotas[3] at line 7"],
+        ["2:1: max.connections.per.ip.overrides: expected each ip once; ip 10.0.0.1", "quotas[3] at line 7"],
         ["5:5: quotas[1]: expected each user and client-id once; user a, client-id c", "quotas[0] at line 4"],
         ["8:5: quotas[4]: expected each ip once; ip 10.0.0.1", "quotas[3] at line 7"],
-        ["9:1: quota.consumer.override: sets a limit of a client-id that", "quotas[2] at line 6"],
+        ["9:1: quota.consumer.override: expected each user and client-id once; client-id c", "quotas[2] at line 6"],
     ]
 
 
