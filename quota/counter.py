@@ -24,21 +24,14 @@ class LedgerSettings:
     """The longest delay (None: no cap, as Kafka); the group carries the part that is cut off."""
     smooth: bool = True
     """With pacing (ADR 0004)."""
-    mutation_num_samples: int | None = None
-    """Kafka's ``controller.quota.window.num``: partition mutations have windows of their own (None: as the others')."""
-    mutation_window_ms: int | None = None
+    mutation_num_samples: int = 11
+    """Kafka's ``controller.quota.window.num``: partition mutations have windows of their own."""
+    mutation_window_ms: int = 1000
     mutation_algorithm: MutationAlgorithm = "token_bucket"
 
     def __post_init__(self) -> None:
-        for samples, each_ms in ((self.num_samples, self.window_ms), self.mutation_windows):
-            if samples < 1 or each_ms < 1:
-                raise ValueError(f"a window has at least 1 sample of at least 1 ms, not {samples} of {each_ms} ms")
-
-    @property
-    def mutation_windows(self) -> tuple[int, int]:
-        """How many windows partition mutations have, and their length in ms."""
-        samples, each_ms = self.mutation_num_samples, self.mutation_window_ms
-        return self.num_samples if samples is None else samples, self.window_ms if each_ms is None else each_ms
+        if min(self.num_samples, self.window_ms, self.mutation_num_samples, self.mutation_window_ms) < 1:
+            raise ValueError(f"a window has at least 1 sample of at least 1 ms: {self}")
 
 
 class Usage:

@@ -157,7 +157,7 @@ def _used_share(bucket: TokenBucket | WindowedBurst, limit: float | None, now: i
 
 
 def _new_bucket(settings: LedgerSettings) -> TokenBucket | WindowedBurst:
-    num_samples, window_ms = settings.mutation_windows
+    num_samples, window_ms = settings.mutation_num_samples, settings.mutation_window_ms
     if settings.mutation_algorithm == "windowed_burst":
         return WindowedBurst(num_samples, window_ms)
     return TokenBucket(num_samples * window_ms / 1000.0)

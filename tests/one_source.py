@@ -77,7 +77,9 @@ class Sender:
 def case(seed: int, operations: int = 150) -> str:
     rng, digest = random.Random(seed), hashlib.sha256()
     cap = rng.choice([None, 1000, 30_000])
-    ledger = Ledger(table(rng), smooth=rng.random() < 0.7, max_throttle_ms=cap, num_samples=rng.choice([1, 2, 11]))
+    smooth, samples = rng.random() < 0.7, rng.choice([1, 2, 11])
+    windows = {"num_samples": samples, "mutation_num_samples": samples}
+    ledger = Ledger(table(rng), smooth=smooth, max_throttle_ms=cap, **windows)
     now_ms = rng.choice([0.0, 12_345.678])
     out: list[tuple[Account, FetchGrant]] = []
     connections = [Sender(1000 * number) for number in range(4)]

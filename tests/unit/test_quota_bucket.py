@@ -21,7 +21,9 @@ class Mutations:
 
     def __init__(self, rate: float, num_samples: int = 10, algorithm: MutationAlgorithm = "token_bucket") -> None:
         table = QuotaTable([Entry(user="u", controller_mutation_rate=rate)])
-        self.ledger = Ledger(table, num_samples=num_samples, max_throttle_ms=None, mutation_algorithm=algorithm)
+        self.ledger = Ledger(
+            table, mutation_num_samples=num_samples, max_throttle_ms=None, mutation_algorithm=algorithm
+        )
         self.account: Account = self.ledger.account("u", "c")
 
     def charge(self, amount: float, now: int, *, strict: bool = True) -> Mutation:
