@@ -190,12 +190,18 @@ def _absolute_path(value: Any) -> str:
 AbsolutePath = Annotated[str, Value(_absolute_path, {"type": "string", "pattern": "^/.*[^/]$"})]
 
 
-def _port_range(value: Any) -> range:
-    match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", str(value), re.ASCII)
+def port_range(text: str) -> range | None:
+    """``9092-9094``, or one port; None for anything else."""
+    match = re.fullmatch(r"\s*(\d{1,5})\s*(?:-\s*(\d{1,5})\s*)?", text, re.ASCII)
     first, last = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
-    if not 1 <= first <= last <= 65_535:
+    return range(first, last + 1) if 1 <= first <= last <= 65_535 else None
+
+
+def _port_range(value: Any) -> range:
+    found = port_range(str(value))
+    if found is None:
         raise wrong('a port or a range of ports from 1 to 65535, such as 9092 or "9092-9094"')
-    return range(first, last + 1)
+    return found
 
 
 PORT_RANGE = Value(_port_range, {"type": "string", "pattern": r"^[0-9]{1,5}(-[0-9]{1,5})?$"})
