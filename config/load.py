@@ -254,13 +254,9 @@ def load_limits(value: Any, file: str) -> tuple[Entry | None, ConnectionEntry | 
     return to_entry(entry) if entry.limits_requests else None, to_connection_entry(entry)
 
 
-def warnings_of(config: Config) -> list[Problem]:
+def warnings_of(config: Config) -> Iterator[Problem]:
     """Settings that this version does not support; none of them keeps the sidecar from running."""
-    return list(_warnings(config, config.source or Source("(no file)")))
-
-
-def _warnings(config: Config, source: Source) -> Iterator[Problem]:
-    identity, tls = config.identity, config.upstream.tls
+    source, identity, tls = config.source or Source("(no file)"), config.identity, config.upstream.tls
     # of all connections; None where there can be several, or other files say who it is
     user = None if login_sources(config) or identity.static_elsewhere else identity.static_user or ANONYMOUS
     yield from _warnings_of_identity(config, source)

@@ -464,12 +464,10 @@ class Config(Section):
         self._source = source
         return self
 
-    def forget_source(self) -> None:
-        """Drop the file's text and positions; problems no longer have a position then."""
+    def forget_file(self) -> None:
+        """Drop the file's text and positions, which problems no longer have then; and the quota entries, once they are
+        in a table."""
         self._source = None
-
-    def forget_entries(self) -> None:
-        """Drop the quota entries too, once they are in a table."""
         self.quotas.clear()
 
     def restart_settings(self) -> dict[str, Any]:

@@ -108,19 +108,6 @@ class ConfigError(Exception):
         super().__init__("\n".join(str(problem) for problem in problems))
 
 
-def check_text(file: str, data: bytes) -> str:
-    """The text of a file. Raises ConfigError if it is too large, and UnicodeDecodeError."""
-    if len(data) > MAX_FILE_BYTES:
-        raise refused(file, f"expected a file of at most {MAX_FILE_BYTES} bytes, it has {len(data)}")
-    text = data.decode("utf-8-sig")
-    directives = text.count("\n%") + text.startswith("%")
-    if directives > MAX_DIRECTIVES:
-        raise refused(
-            file, f"expected at most {MAX_DIRECTIVES} directives (lines that begin with %), there are {directives}"
-        )
-    return text
-
-
 def first_of(problems: list[Problem], more: int = 0) -> list[Problem]:
     """At most MAX_PROBLEMS problems, and the number of further ones; `more` were left out before."""
     more += max(len(problems) - MAX_PROBLEMS, 0)

@@ -21,13 +21,14 @@ from yaml.events import AliasEvent, MappingEndEvent, MappingStartEvent, ScalarEv
 from config.problems import (
     MAX_ALIASED_VALUES,
     MAX_DEPTH,
+    MAX_DIRECTIVES,
+    MAX_FILE_BYTES,
     MAX_PROBLEMS,
     MAX_VALUES,
     MISSING,
     ConfigError,
     Place,
     Problem,
-    check_text,
     place_text,
     refused,
     value_text,
@@ -191,8 +192,14 @@ def parse(file: str, data: bytes) -> Source:
 def parse_documents(file: str, data: bytes, most: int = MAX_VALUES) -> list[Source]:
     """Each document of a file of several, with its values and their problems. Raises ConfigError as :func:`parse` does,
     also for more than `most` documents."""
+    if len(data) > MAX_FILE_BYTES:
+        raise refused(file, f"expected a file of at most {MAX_FILE_BYTES} bytes, it has {len(data)}")
     try:
-        text = check_text(file, data)
+        text = data.decode("utf-8-sig")
+        directives = text.count("\n%") + text.startswith("%")
+        if directives > MAX_DIRECTIVES:
+            expected = f"expected at most {MAX_DIRECTIVES} directives (lines that begin with %), there are {directives}"
+            raise refused(file, expected)
         loader = Loader(text)
         try:
             return list(_documents(file, text, loader, most))

@@ -168,10 +168,7 @@ class CounterStore:
         entity = found.entry.entity
         group = self._overflow.get((kind, entity))
         if group is None:
-            user, client_id = (OVERFLOW if name is DEFAULT else name for name in entity)
-            assert not isinstance(user, type(DEFAULT))
-            assert not isinstance(client_id, type(DEFAULT))
-            shared = found._replace(key=CounterKey(user, client_id))
+            shared = found._replace(key=CounterKey(*[OVERFLOW if name is DEFAULT else name for name in entity]))
             group = self._overflow[kind, entity] = self._new(kind, shared, now)
         return group
 

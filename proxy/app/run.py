@@ -284,8 +284,7 @@ async def run_sidecar(
     for side in sidecar.security.sides:
         if side.not_valid is not None:
             log.warning("certificate not valid", setting=f"{side.setting}.certificate_file", error=side.not_valid)
-    config.forget_source()
-    config.forget_entries()
+    config.forget_file()
     await sidecar.serve(handle_signals=handle_signals, task_status=task_status)
     return sidecar
 

@@ -55,20 +55,15 @@ class Claim:
         """A record with this claim was handed over to be published."""
         self._sent.append((seq, claim))
 
-    def came_back(self, seq: int, capacity: float) -> bool:
-        """Our own record `seq` was read, where the others left `capacity`. Returns whether more is held than before."""
+    def came_back(self, seq: int, capacity: float) -> None:
+        """Our own record `seq` was read, where the others left `capacity`."""
         found = None
         while self._sent and self._sent[0][0] <= seq:
             its_seq, claim = self._sent.popleft()
             if its_seq == seq:
                 found = claim
         if found is None:
-            return False
+            return
         before, self._back = self._back, found
-        if before is None:
-            return False
-        grant = exact(min(before, found, capacity, *(claim for _, claim in self._sent)))
-        if grant <= self.held:
-            return False
-        self.held = grant
-        return True
+        if before is not None:
+            self.held = max(self.held, exact(min(before, found, capacity, *(claim for _, claim in self._sent))))

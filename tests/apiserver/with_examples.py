@@ -51,7 +51,8 @@ def test_example_is_installed_by_its_command(api: ApiServer, name: str, tmp_path
         maps = [one["data"] for one in api.get(path("ConfigMap", "kquota"))["items"]]
         (text,) = [data["kquota.yaml"] for data in maps if "kquota.yaml" in data]
         config = load_bytes(name, text.encode())
-        assert warnings_of(config) == [] or name in ("strimzi",), [str(one) for one in warnings_of(config)]
+        warnings = [str(one) for one in warnings_of(config)]
+        assert warnings == [] or name in ("strimzi",), warnings
         monitoring = ["PodMonitor", "PrometheusRule", "NetworkPolicy"]
         expected = {"gateway": ["Deployment", "Service"], "monitoring": monitoring}
         for kind in expected.get(name, ["MutatingWebhookConfiguration"]):

@@ -55,7 +55,7 @@ def test_compose_file_is_complete(model: dict[str, Any]) -> None:
     assert all(path.is_file() for path in mounted)
     assert {path.stem for path in mounted if path.suffix == ".json"} == {"fleet", "group", "pod"}
     config = load_bytes("compose.yaml", content(model, "kquota").encode())
-    assert warnings_of(config) == []
+    assert list(warnings_of(config)) == []
     ports = {port["published"] for one in services.values() for port in one.get("ports", ())}
     assert ports == {"9404", "9090", "3000"}
     (scraped,) = yaml.safe_load(content(model, "prometheus"))["scrape_configs"][0]["static_configs"]

@@ -136,7 +136,7 @@ def test_manifests_are_valid_kubernetes(kubernetes: str) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_configuration_of_example_loads_without_warnings(name: str) -> None:
     config = load_bytes(name, configuration(documents(render_example(name))).encode())
-    assert warnings_of(config) == []
+    assert list(warnings_of(config)) == []
     assert has_limits(config)
 
 

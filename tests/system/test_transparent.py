@@ -232,7 +232,7 @@ def settings_of(text: str) -> ProxySettings:
 
 def test_a_configuration_needs_nothing_but_the_mode() -> None:
     text = "mode: transparent\nquotas: [{client-id: a, producer_byte_rate: 1M}]\n"
-    assert warnings_of(load_bytes("q.yaml", text.encode())) == []
+    assert list(warnings_of(load_bytes("q.yaml", text.encode()))) == []
     assert settings_of(text).bootstrap == ()
     assert settings_of(text).transparent == TransparentSettings()
 

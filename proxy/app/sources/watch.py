@@ -122,6 +122,5 @@ def _load(file: str, data: bytes, scope: Scope) -> tuple[Config, QuotaTable, lis
     config = load_bytes(file, data)
     table = to_table(config, scope)
     warnings = [str(warning) for warning in warnings_of(config)]
-    config.forget_source()
-    config.forget_entries()
+    config.forget_file()
     return config, table, warnings
