@@ -8,16 +8,15 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     PrivateAttr,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import core_schema
 
 from config.sections import NETWORK, Export, FleetSection, IdentitySection, Limits, Transparent
 from config.source import Source
@@ -281,15 +280,16 @@ class _InTheTablesForm:
         return core_schema.no_info_after_validator_function(short, handler(QuotaEntry))
 
 
+_Entry = Annotated[QuotaEntry | Entry, _InTheTablesForm()]
+
+
 class QuotaSettings(Section):
     """Where the limits come from, and what AlterClientQuotas through the sidecar does."""
 
     source: Literal["file", "cluster"] = setting(
         "file", "file: the entries below; cluster: the cluster's client quotas, polled."
     )
-    entries: list[Annotated[QuotaEntry | Entry, _InTheTablesForm()]] = Field(
-        default_factory=list, description="The limits, in any order."
-    )
+    entries: list[_Entry] = Field(default_factory=list, description="The limits, in any order.")
     poll_interval_s: Annotated[float, duration_s(100, HOUR_MS)] = setting(
         10, "With source: cluster, the polling interval."
     )
@@ -302,17 +302,6 @@ class QuotaSettings(Section):
     )
     overlay: AbsolutePath | None = setting(None, "The file that alter: apply writes. It overrides the entries.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _list_means_entries(cls, value: Any) -> Any:
-        if isinstance(value, list):
-            return {"entries": value}
-        if isinstance(value, dict) and {"user", "client-id", "ip"} & value.keys():
-            raise wrong('a list of quota entries, each with "- " before it')
-        if isinstance(value, dict | QuotaSettings):
-            return value
-        raise wrong("a list of quota entries, or a mapping with source, entries, alter and so on")
-
     @field_validator("alter_principals")
     @classmethod
     def _names_alone(cls, value: list[str]) -> list[str]:
@@ -322,13 +311,17 @@ class QuotaSettings(Section):
         return value
 
 
-class _ListOrMapping:
-    """Metadata of `quotas`: its JSON schema allows the list of entries alone."""
+def _list_means_entries(value: Any) -> Any:
+    if isinstance(value, list):
+        return {"entries": value}
+    if isinstance(value, dict) and {"user", "client-id", "ip"} & value.keys():
+        raise wrong('a list of quota entries, each with "- " before it')
+    if isinstance(value, dict | QuotaSettings):
+        return value
+    raise wrong("a list of quota entries, or a mapping with source, entries, alter and so on")
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        mapping = handler(schema)
-        entries = handler.resolve_ref_schema(dict(mapping))["properties"]["entries"]
-        return {"anyOf": [{name: entries[name] for name in ("type", "items")}, dict(mapping)]}
+
+_LIST_OR_MAPPING = BeforeValidator(_list_means_entries, json_schema_input_type=list[_Entry] | QuotaSettings)
 
 
 class Admin(Section):
@@ -375,7 +368,7 @@ class Config(Section):
     upstream: Upstream = Field(default_factory=Upstream)
     transparent: Transparent = Field(default_factory=Transparent)
     identity: IdentitySection = Field(default_factory=IdentitySection)
-    quota_settings: Annotated[QuotaSettings, _ListOrMapping()] = Field(
+    quota_settings: Annotated[QuotaSettings, _LIST_OR_MAPPING] = Field(
         default_factory=QuotaSettings,
         alias="quotas",
         description="The limits: a list of entries, or a mapping with source, entries, alter.",

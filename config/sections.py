@@ -6,8 +6,7 @@ import ipaddress
 import re
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import AfterValidator, Field, GetJsonSchemaHandler, StrictBool, field_validator, model_validator
-from pydantic_core import CoreSchema
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, field_validator
 
 from config.types import (
     PORTS,
@@ -198,13 +197,6 @@ class StaticIdentity(Section):
         "labels or token; re-read when they change.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _text_means_user(cls, value: Any) -> Any:
-        if isinstance(value, dict | StaticIdentity):
-            return value
-        return {"user": _USER.check(value)}
-
     def _expected_together(self) -> str | None:
         if sum(one is not None for one in (self.user, self.file, self.template)) != 1:
             return "exactly one of user, file and template"
@@ -213,11 +205,11 @@ class StaticIdentity(Section):
         return None
 
 
-class _TextOrMapping:
-    """Metadata of `identity.static`: its JSON schema allows the user's name alone."""
+def _text_means_user(value: Any) -> Any:
+    return value if isinstance(value, dict | StaticIdentity) else {"user": _USER.check(value)}
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [dict(_USER.schema), dict(handler(schema))]}
+
+_TEXT_OR_MAPPING = BeforeValidator(_text_means_user, json_schema_input_type=Annotated[str, _USER] | StaticIdentity)
 
 
 class SaslIdentity(Section):
@@ -245,7 +237,7 @@ class IdentitySection(Section):
         default_factory=lambda: list(get_args(_Source)),
         description="Sources of a connection's user, in this order: certificate, SASL login, static user.",
     )
-    static: Annotated[StaticIdentity, _TextOrMapping()] | None = setting(
+    static: Annotated[StaticIdentity, _TEXT_OR_MAPPING] | None = setting(
         None, "User name of connections without another source, or a mapping to read it from files; null: ANONYMOUS."
     )
 

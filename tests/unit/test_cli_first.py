@@ -30,7 +30,7 @@ def test_the_first_file_is_a_good_one_with_the_values_given(tmp_path: Path) -> N
     done = kquota("init", *flags, "--output", str(path))
     assert (done.exit_code, done.stderr) == (0, "")
     config = load_bytes("kquota.yaml", path.read_bytes())
-    assert warnings_of(config) == []
+    assert list(warnings_of(config)) == []
     assert [str(address) for address in config.upstream.bootstrap] == ["a:9092", "[::1]:9091"]
     assert (config.listen.port, config.identity.static_user) == (9192, 'o"x')
     (entry,) = to_table(config).entries
