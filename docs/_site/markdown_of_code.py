@@ -15,7 +15,7 @@ import typer
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from config.model import json_schema, live_settings
+from config.model import LIVE_SETTINGS, json_schema
 from proxy.app.cli.main import app
 from tests.lab.chart import values_schema
 from tests.support.exposition import everything
@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
 def configuration() -> str:
     """Every setting of the configuration file."""
     schema = json_schema()
-    live = {".".join(path) for path in live_settings()}
+    live = {".".join(path) for path in LIVE_SETTINGS}
     lines = [
         *_WIDE,
         "# All settings",
