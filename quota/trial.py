@@ -20,6 +20,8 @@ class Trial:
     """Milliseconds covered by the delays, counted when a delay would have been imposed, as real ones are."""
     until_ms: int = 0
     """Where the delays counted so far end."""
+    reported: tuple[int, int] = (0, 0)
+    """For the exporter: `throttled` and `throttle_ms` as usage records have them."""
 
     def put_to(self, limit: float | None) -> None:
         """Continue with this limit. Delays of another one say nothing about it, so its time is counted from now on."""

@@ -50,9 +50,6 @@ FAMILY_OF: Final[Mapping[int, str]] = {
 } | {-1: "other"}
 """API key -> family; unlisted ones are administration."""
 
-_Trials = tuple[int, int, int, int]
-"""Requests and milliseconds of a group's shadow limit, and of its candidate."""
-_News = dict[QuotaCounter, _Trials]
 _Peaks = Mapping[QuotaCounter, float]
 _COLUMN_OF: Final = {key: f"requests_{family}" for key, family in FAMILY_OF.items()}
 _PERCENTS: Final = (50, 95, 99)
@@ -90,7 +87,6 @@ class Sampler:
         self._active: dict[Identity, None] = {}
         self._watched: dict[Identity, None] = {account.identity: None for account in ledger.accounts()}
         self._peaks: dict[QuotaCounter, float] = {}
-        self._trials: dict[QuotaCounter, _Trials] = {}
         self._folded = _Folded()
         self.folded = 0
         ledger.awake = {}
@@ -147,8 +143,6 @@ class Sampler:
 
     def close(self, start_ms: int, end_ms: int, duration_s: float) -> Iterator[Row | None]:
         """The rows of the interval that ends now, after its last tick; None at every step. The next one begins."""
-        news: _News = {}
-        yield from self._look_at_trials(news)
         common = self._empty | {
             "start_ms": start_ms,
             "end_ms": end_ms,
@@ -164,7 +158,7 @@ class Sampler:
         for identity in chosen:
             account = self._ledger.known(*identity)
             if account is not None and account.sampled is not None:
-                row = self._row(account, common, samples, peaks, news)
+                row = self._row(account, common, samples, peaks)
                 account = None  # no reference while other tasks run
                 yield row
         for index, identity in enumerate(active, 1):
@@ -200,25 +194,7 @@ class Sampler:
         turns = chain.from_iterable(zip_longest(*queues.values()))
         return dict.fromkeys(islice((one for one in turns if one is not None), MAX_ROWS))
 
-    def _look_at_trials(self, news: _News) -> Iterator[None]:
-        """What limits on trial would have done since their last report; drops evicted groups."""
-        known: _News = {}
-        for index, group in enumerate(self._ledger.groups(), 1):
-            shadow, candidate = group.shadowed, group.candidate
-            if shadow is not None or candidate is not None:
-                now = (
-                    *((0, 0) if shadow is None else (shadow.throttled, shadow.throttle_ms)),
-                    *((0, 0) if candidate is None else (candidate.throttled, candidate.throttle_ms)),
-                )
-                before = self._trials.get(group, (0, 0, 0, 0))
-                known[group] = before
-                if now != before:
-                    news[group] = now
-            if index % (16 * STEP) == 0:
-                yield
-        self._trials = known
-
-    def _row(self, account: Account, common: Row, samples: int, peaks: _Peaks, news: _News) -> Row | None:
+    def _row(self, account: Account, common: Row, samples: int, peaks: _Peaks) -> Row | None:
         seen: _Seen = account.sampled
         use = _Use()
         use.add(account, seen)
@@ -239,7 +215,7 @@ class Sampler:
             if seen.rates is not None and index in seen.rates:
                 _put_rates(row, kind, seen.rates[index], samples)
             if meter.group is not None:
-                self._put_group(row, kind, meter.group, peaks, news)
+                self._put_group(row, kind, meter.group, peaks)
         seen.rates = None
         use.reported(account, seen)
         return row
@@ -252,9 +228,8 @@ class Sampler:
 
     def _forget_group(self, group: QuotaCounter) -> None:
         self._peaks.pop(group, None)
-        self._trials.pop(group, None)
 
-    def _put_group(self, row: Row, kind: Kind, group: QuotaCounter, peaks: _Peaks, news: _News) -> None:
+    def _put_group(self, row: Row, kind: Kind, group: QuotaCounter, peaks: _Peaks) -> None:
         row[f"{kind}_group_user"] = None if group.key.user is None else label(group.key.user)
         row[f"{kind}_group_client_id"] = None if group.key.client_id is None else label(group.key.client_id)
         if group.limit is not None:
@@ -267,16 +242,13 @@ class Sampler:
             row[f"{kind}_group_utilisation_peak"] = round(peaks.get(group, 0.0), 4)
         if group.candidate is not None:
             row[f"{kind}_candidate_limit"] = group.candidate.limit
-        totals = news.pop(group, None)
-        if totals is None:
-            return
         # Once per group, in the row of its first client: the sum over its clients is right.
-        before = self._trials[group]
-        self._trials[group] = totals
-        shadow, shadow_ms, candidate, candidate_ms = (now - was for now, was in zip(totals, before, strict=True))
-        row[f"{kind}_group_shadow_count"], row[f"{kind}_group_shadow_seconds"] = shadow, shadow_ms / 1000.0
-        row[f"{kind}_group_candidate_count"] = candidate
-        row[f"{kind}_group_candidate_seconds"] = candidate_ms / 1000.0
+        for name, trial in (("shadow", group.shadowed), ("candidate", group.candidate)):
+            if trial is not None:
+                throttled, throttle_ms = trial.reported
+                row[f"{kind}_group_{name}_count"] = trial.throttled - throttled
+                row[f"{kind}_group_{name}_seconds"] = (trial.throttle_ms - throttle_ms) / 1000.0
+                trial.reported = trial.throttled, trial.throttle_ms
 
 
 class _Use:
