@@ -5,8 +5,10 @@ one, step by step; rows are differences of totals, so nothing is counted twice o
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from itertools import chain, islice, zip_longest
+from operator import sub
 from typing import Any, Final
 
 from proxy.app.common.top_k import OTHER, label
@@ -26,8 +28,14 @@ SHORTEST_SAMPLE_MS: Final = 250.0
 """A shorter time gives no rate (a drain may end right after a tick)."""
 _PER_SECOND: Final = {Kind.PRODUCE: 1.0, Kind.FETCH: 1.0, Kind.REQUEST: 0.1, Kind.MUTATION: 1.0}
 """From an amount per second to the kind's rate: 1 ms of busy time per second is 0.1 percent of a thread."""
-_ZEROS: Final = (0.0,) * len(Kind)
-_NOTHING: Final = (0,) * (2 * len(CAUSES) + 3 + 2 * len(Kind))
+_COLUMNS: Final = (
+    *("produce_bytes", "fetch_bytes", "request_seconds", "mutations"),
+    *(f"throttle_{cause}_{unit}" for cause in CAUSES for unit in ("count", "seconds")),
+    *("mutes", "mutes_ignored", "connections_opened"),
+    *(f"throttle_{kind}_held_{unit}" for kind in Kind for unit in ("count", "seconds")),
+)
+"""Columns of a client's totals, in their order (`_totals`)."""
+_NOTHING: Final = (0,) * len(_COLUMNS)
 
 _NAMES_OF: Final[Mapping[str, str]] = {
     "produce": "Produce",
@@ -59,18 +67,31 @@ class _Seen:
     """A client's totals at its last visit, and its rates in this interval; of objects that the garbage collector skips,
     and without a reference to the account, so that it can be evicted."""
 
-    __slots__ = ("amounts", "has_row", "interval", "rates", "requests", "ticked", "totals")
+    __slots__ = ("has_row", "interval", "rates", "requests", "ticked", "totals")
 
     def __init__(self) -> None:
         self.interval = -1
-        self.ticked = array("d", _ZEROS)
+        self.ticked = array("d", [0.0] * len(Kind))
         self.rates: dict[int, array[float]] | None = None
         """One-second rates above 0, by the number of the kind."""
-        self.amounts: tuple[float, ...] = _ZEROS
-        """Amounts at the end of the last interval that has a row."""
+        self.totals: tuple[float, ...] = _NOTHING
+        """Totals at the end of the last interval that has a row; and its requests, by API key."""
         self.requests: dict[int, int] = {}
-        self.totals = _NOTHING
         self.has_row = False
+
+    def use_of(self, account: Account) -> Counter[str]:
+        """The client's use since its last row, by column; milliseconds in columns of seconds."""
+        use = Counter(dict(zip(_COLUMNS, map(sub, _totals(account), self.totals), strict=True)))
+        for key, count in account.counted.by_api().items():
+            gain = count - self.requests.get(key, 0)
+            use[_COLUMN_OF[key]] += gain
+            use["requests"] += gain
+        return use
+
+    def report(self, account: Account) -> None:
+        """All of it is in a row now."""
+        self.totals, self.requests = _totals(account), account.counted.by_api()
+        self.rates, account.connections_peak = None, account.connections
 
 
 class Sampler:
@@ -83,7 +104,7 @@ class Sampler:
         self._tick_ms = now_ms
         self._interval = 0
         self._samples = 0
-        # By name, not by account: a reference to an account would prevent its eviction.
+        # By name: while other tasks run, an account may be evicted, and its client come back with another one.
         self._active: dict[Identity, None] = {}
         self._watched: dict[Identity, None] = {account.identity: None for account in ledger.accounts()}
         self._peaks: dict[QuotaCounter, float] = {}
@@ -110,7 +131,6 @@ class Sampler:
                 account.touched = False
                 self._sample(account, factors, groups)
                 self._watched[identity] = None  # a response may be charged when no more requests come
-            account = None  # no reference while other tasks run
             if index % STEP == 0:
                 yield
         now = int(now_ms)
@@ -158,17 +178,12 @@ class Sampler:
         for identity in chosen:
             account = self._ledger.known(*identity)
             if account is not None and account.sampled is not None:
-                row = self._row(account, common, samples, peaks)
-                account = None  # no reference while other tasks run
-                yield row
+                yield self._row(account, common, samples, peaks)
         for index, identity in enumerate(active, 1):
             account = None if identity in chosen else self._ledger.known(*identity)
             if account is not None and account.sampled is not None:
                 folded.add(account, account.sampled)
-                account.connections_peak = account.connections
-                account.sampled.rates = None
-                _Use.reported(account, account.sampled)
-            account = None
+                account.sampled.report(account)
             if index % STEP == 0:
                 yield None
         self.folded += folded.clients
@@ -176,7 +191,7 @@ class Sampler:
             if use:
                 self._sequence += 1
                 names = {"sequence": self._sequence, "user": OTHER if user is None else label(user)}
-                yield use.put(common | names | {"client_id": OTHER})
+                yield common | names | {"client_id": OTHER} | _values(use)
 
     def _choose(self, active: dict[Identity, None]) -> Generator[None, None, dict[Identity, None]]:
         """The clients that get a row: of each user in turn one more, first those that had one before."""
@@ -188,7 +203,6 @@ class Sampler:
                 account = self._ledger.known(*identity)
                 if account is not None and account.sampled is not None and account.sampled.has_row is had_row:
                     queues.setdefault(identity[0], []).append(identity)
-                account = None
                 if index % STEP == 0:
                     yield
         turns = chain.from_iterable(zip_longest(*queues.values()))
@@ -196,15 +210,14 @@ class Sampler:
 
     def _row(self, account: Account, common: Row, samples: int, peaks: _Peaks) -> Row | None:
         seen: _Seen = account.sampled
-        use = _Use()
-        use.add(account, seen)
-        peak, account.connections_peak = account.connections_peak, account.connections
+        use, peak, rates = seen.use_of(account), account.connections_peak, seen.rates
+        seen.report(account)
         # A connection peak without anything else is not activity: idle connections make no rows.
-        if not use:
+        if not any(use.values()):
             return None
         self._sequence += 1
         seen.has_row = True
-        row = use.put(dict(common))
+        row = common | _values(use)
         user, client_id = account.identity
         library, _, version = (account.software or "").partition("/")
         row["sequence"] = self._sequence
@@ -212,12 +225,10 @@ class Sampler:
         row["client_library"], row["client_library_version"] = library or None, version or None
         row["connections_peak"] = peak
         for index, (kind, meter) in enumerate(account.meters.items()):
-            if seen.rates is not None and index in seen.rates:
-                _put_rates(row, kind, seen.rates[index], samples)
+            if rates is not None and index in rates:
+                _put_rates(row, kind, rates[index], samples)
             if meter.group is not None:
                 self._put_group(row, kind, meter.group, peaks)
-        seen.rates = None
-        use.reported(account, seen)
         return row
 
     def _forget_client(self, account: Account) -> None:
@@ -251,95 +262,47 @@ class Sampler:
                 trial.reported = trial.throttled, trial.throttle_ms
 
 
-class _Use:
-    """Usage of clients since their last row, added up."""
-
-    __slots__ = ("amounts", "requests", "totals")
-
-    def __init__(self) -> None:
-        self.amounts = [0.0] * len(Kind)
-        self.requests: dict[int, int] = {}
-        self.totals = [0] * len(_NOTHING)
-
-    def __bool__(self) -> bool:
-        return bool(self.requests or any(self.totals) or any(self.amounts))
-
-    def add(self, account: Account, seen: _Seen) -> None:
-        """Add the client's changes since it was `seen`."""
-        for index, meter in enumerate(account.meters.values()):
-            self.amounts[index] += meter.amount - seen.amounts[index]
-        for index, total in enumerate(_totals(account)):
-            self.totals[index] += total - seen.totals[index]
-        for key, count in account.counted.by_api().items():
-            gain = count - seen.requests.get(key, 0)
-            if gain:
-                self.requests[key] = self.requests.get(key, 0) + gain
-
-    @staticmethod
-    def reported(account: Account, seen: _Seen) -> None:
-        """Everything is in a row now."""
-        seen.amounts = tuple(meter.amount for meter in account.meters.values())
-        seen.totals = _totals(account)
-        seen.requests = account.counted.by_api()
-
-    def put(self, row: Row) -> Row:
-        """Put it into a row."""
-        produce, fetch, busy_ms, mutations = self.amounts
-        row["produce_bytes"], row["fetch_bytes"] = round(produce), round(fetch)
-        row["request_seconds"], row["mutations"] = round(busy_ms / 1000.0, 6), round(float(mutations), 6)
-        row["requests"] = sum(self.requests.values())
-        for key, count in self.requests.items():
-            row[_COLUMN_OF[key]] += count
-        throttles, rest = self.totals[: 2 * len(CAUSES)], self.totals[2 * len(CAUSES) :]
-        row["mutes"], row["mutes_ignored"], row["connections_opened"], *held = rest
-        for index, cause in enumerate(CAUSES):
-            row[f"throttle_{cause}_count"] = throttles[2 * index]
-            row[f"throttle_{cause}_seconds"] = throttles[2 * index + 1] / 1000.0
-        for index, kind in enumerate(Kind):
-            row[f"throttle_{kind}_held_count"] = held[2 * index]
-            row[f"throttle_{kind}_held_seconds"] = held[2 * index + 1] / 1000.0
-        return row
-
-
 class _Folded:
     """Usage of clients without a row of their own, by user; None: of all further users."""
 
     __slots__ = ("by_user", "clients")
 
     def __init__(self) -> None:
-        self.by_user: dict[str | None, _Use] = {}
+        self.by_user: dict[str | None, Counter[str]] = {}
         self.clients = 0
 
     def add(self, account: Account, seen: _Seen) -> None:
-        """Add the client's changes since it was `seen`."""
-        use = _Use()
-        use.add(account, seen)
-        if not use:
+        """Add the client's use since it was `seen`."""
+        use = seen.use_of(account)
+        if not any(use.values()):
             return
         self.clients += 1
         user: str | None = account.identity[0]
         if user not in self.by_user and len(self.by_user) >= MAX_FOLDED_USERS:
             user = None
-        self.by_user.setdefault(user, _Use()).add(account, seen)
+        self.by_user.setdefault(user, Counter()).update(use)
 
 
-def _totals(account: Account) -> tuple[int, ...]:
-    """Throttles as (count, ms) in the order of the record's causes; mutes, ignored ones, connections opened; of the
-    throttles those of held requests, as (count, ms) by kind."""
-    counts: list[int] = []
-    held: list[int] = []
-    for meter in account.meters.values():
-        counts += (meter.throttled, meter.throttle_ms)
-        held += (meter.queued, meter.queued_ms)
+def _totals(account: Account) -> tuple[float, ...]:
+    meters = account.meters.values()
     return (
-        *counts,
-        account.broker_throttled,
-        account.broker_throttle_ms,
-        account.mutes,
-        account.mutes_ignored,
-        account.connections_opened,
-        *held,
+        *(meter.amount for meter in meters),
+        *chain.from_iterable((meter.throttled, meter.throttle_ms) for meter in meters),
+        *(account.broker_throttled, account.broker_throttle_ms),
+        *(account.mutes, account.mutes_ignored, account.connections_opened),
+        *chain.from_iterable((meter.queued, meter.queued_ms) for meter in meters),
     )
+
+
+def _values(use: Counter[str]) -> Row:
+    """The fields of a row that has this use."""
+    row: Row = {}
+    for column, total in use.items():
+        if column.endswith("_seconds"):
+            row[column] = round(total / 1000.0, 6)
+        else:
+            row[column] = round(float(total), 6) if column == "mutations" else round(total)
+    return row
 
 
 def _put_rates(row: Row, kind: Kind, unsorted: Iterable[float], samples: int) -> None:
