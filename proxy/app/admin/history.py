@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from proxy.app.common.top_k import STEP, Largest
+from proxy.app.common.slices import in_slices
+from proxy.app.common.top_k import Largest
 from proxy.core.telemetry.observer import Counters
 from quota.counter import QuotaCounter
 from quota.entity import CounterKey, Kind
@@ -72,8 +73,8 @@ class History:
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            for _ in self.look(trio.current_time() * 1000.0):
-                await trio.lowlevel.checkpoint()
+            async for _ in in_slices(self.look(trio.current_time() * 1000.0)):
+                pass
             await trio.sleep(INTERVAL_S)
 
     def look(self, now_ms: float) -> Iterator[None]:
@@ -81,14 +82,13 @@ class History:
         now = int(now_ms)
         largest: Largest[tuple[float, QuotaCounter]] = Largest(MAX_COUNTERS)
         seen: dict[Place, tuple[float, QuotaCounter]] = {}
-        for index, group in enumerate(self._ledger.groups()):
+        for group in self._ledger.groups():
             if group.limit is not None and max(group.last_ms, group.throttled_until) > now - USED_WITHIN_MS:
                 use = group.utilisation(now) or 0.0
                 if (group.kind, group.key) in self._series:
                     seen[group.kind, group.key] = use, group
                 largest.add((use,), (use, group))
-            if index % STEP == 0:
-                yield
+            yield
         elapsed_ms = max(now_ms - self._at_ms[-1], 1.0) if self._at_ms else INTERVAL_S * 1000.0
         looks = len(self._at_ms)
         self._at_ms.append(now_ms)

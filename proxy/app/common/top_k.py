@@ -14,8 +14,6 @@ from typing import Generic, TypeVar
 OTHER = "other"
 IDLE_MS = 15 * 60 * 1000
 """A series may be taken away after this much idleness."""
-STEP = 25
-"""Objects visited before other tasks of the event loop run: each takes 20 to 50 µs."""
 SLACK = 1000
 """Objects that may wait for a series next to those that have one, before the least important are added up."""
 LONGEST_LABEL = 120
@@ -75,27 +73,24 @@ class TopKSeries(Generic[T]):
         waiting: dict[Labels, tuple[T, Totals]] = {}
         present: set[Labels] = set()
         nothing = (0.0,) * self._width
-        for count, (item, labels, totals) in enumerate(objects, 1):
-            if count % STEP == 0:
-                yield
+        for item, labels, totals in objects:
             before = self._seen.get(item, nothing)
             present.add(labels)
-            if totals == before:
-                continue
-            highest = tuple(map(max, totals, before))
-            self._seen[item] = highest
-            gain = tuple(high - old for high, old in zip(highest, before, strict=True))
-            series = self._series.get(labels)
-            if series is not None:
-                series.item = item
-                series.values = [value + more for value, more in zip(series.values, gain, strict=True)]
-                series.active_ms = now_ms
-            else:
-                _, already = waiting.get(labels, (item, nothing))
-                waiting[labels] = item, tuple(a + b for a, b in zip(already, gain, strict=True))
-                if len(waiting) > self._most + SLACK:
-                    yield from self._dismiss(waiting, self._most)
-        yield
+            if totals != before:
+                highest = tuple(map(max, totals, before))
+                self._seen[item] = highest
+                gain = tuple(high - old for high, old in zip(highest, before, strict=True))
+                series = self._series.get(labels)
+                if series is not None:
+                    series.item = item
+                    series.values = [value + more for value, more in zip(series.values, gain, strict=True)]
+                    series.active_ms = now_ms
+                else:
+                    _, already = waiting.get(labels, (item, nothing))
+                    waiting[labels] = item, tuple(a + b for a, b in zip(already, gain, strict=True))
+                    if len(waiting) > self._most + SLACK:
+                        yield from self._dismiss(waiting, self._most)
+            yield  # only now: an object that is evicted meanwhile must not be counted again
         self._evict(present, bool(waiting), now_ms)
         yield from self._dismiss(waiting, max(self._most - len(self._series), 0))
         for labels, (item, gain) in waiting.items():
@@ -123,15 +118,13 @@ class TopKSeries(Generic[T]):
         weighed = []
         for count, (labels, (_, gain)) in enumerate(waiting.items(), 1):
             weighed.append((self._weight(gain), -count, labels))
-            if count % (4 * STEP) == 0:
-                yield
+            yield
         chosen = {labels for _, _, labels in heapq.nlargest(most, weighed)}
         yield
-        for count, labels in enumerate([labels for labels in waiting if labels not in chosen], 1):
+        for labels in [labels for labels in waiting if labels not in chosen]:
             _, gain = waiting.pop(labels)
             self.other = [value + more for value, more in zip(self.other, gain, strict=True)]
-            if count % (4 * STEP) == 0:
-                yield
+            yield
 
 
 Item = TypeVar("Item")

@@ -16,6 +16,7 @@ import trio
 
 from config.model import Config
 from config.sections import Export
+from proxy.app.common.slices import in_slices
 from proxy.app.export.files import FileSink
 from proxy.app.export.rows import Sampler
 from proxy.app.export.topic import TopicSink
@@ -26,8 +27,6 @@ from quota.record import to_line
 log = structlog.get_logger("kquota.export")
 
 TICK_S: Final = 1.0
-STEP_S: Final = 0.001
-"""Work in one piece before traffic is served."""
 BATCH_BYTES: Final = 1_000_000
 JITTER_MS: Final = 100
 """Wall clock and monotonic clock may differ by this much over an interval without the clock having been set."""
@@ -151,13 +150,10 @@ class Exporter:
         self._sequence += len(lines)
 
     async def _work(self, make: Callable[..., Iterator[None]], *args: float) -> bool:
-        """Run a generator to its end; other tasks run about every millisecond. False: it failed, which was logged."""
+        """Run a generator to its end, in slices. False: it failed, which was logged."""
         try:
-            began_s = time.perf_counter()
-            for _ in make(*args):
-                if time.perf_counter() - began_s >= STEP_S:
-                    await trio.lowlevel.checkpoint()
-                    began_s = time.perf_counter()
+            async for _ in in_slices(make(*args)):
+                pass
         except Exception:  # the export must not end the traffic
             self.failures += 1
             log.exception("usage of an interval not computed: internal error")

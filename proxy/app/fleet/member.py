@@ -23,6 +23,7 @@ import trio.lowlevel
 
 from config.model import Config
 from config.sections import FleetSection as FleetSettings
+from proxy.app.common.slices import in_slices
 from proxy.app.sources.security import FleetKeys, Security
 from quota.fleet.core import Fleet
 from quota.fleet.record import MAX_BYTES, Seal
@@ -60,8 +61,6 @@ TOPIC_CONFIG: Final[Mapping[str, str]] = {
     "compression.type": "uncompressed",  # what anybody writes is as small in memory as max.message.bytes says
 }
 TICKS: Final = 4
-SLICE_MS: Final = 1.0
-"""Records are read for so long before traffic is served."""
 END_S: Final = 1.5
 """On a drain, how long the last record may take."""
 WARN_INTERVAL_MS: Final = 60_000
@@ -435,7 +434,8 @@ class Member:
         if exchange.partitions and not self._connected:
             self._connected = True
             fleet.connected(exchange.partitions)
-        await self._read()
+        async for partition, data in in_slices(exchange.take()):
+            fleet.read(partition, data, self._now_ms())
         steps = self.shares.steps(self._now_ms())
         try:
             while True:
@@ -446,16 +446,6 @@ class Member:
                 exchange.publish(partition, data)
         exchange.wanted = fleet.wanted
         self._report()
-
-    async def _read(self) -> None:
-        fleet, slice_ends = self.fleet, self._now_ms() + SLICE_MS
-        for partition, data in self.exchange.take():
-            now = self._now_ms()
-            if now > slice_ends:
-                await trio.lowlevel.checkpoint()
-                now = self._now_ms()
-                slice_ends = now + SLICE_MS
-            fleet.read(partition, data, now)
 
     def _report(self) -> None:
         fleet = self.fleet

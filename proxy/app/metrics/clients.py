@@ -16,8 +16,6 @@ from quota.trial import Trial
 
 BYTES = (Kind.PRODUCE, Kind.FETCH)
 KINDS = tuple(Kind)
-SERIES_STEP = 10
-"""Series for which samples are made before other tasks run: one has some 20 samples."""
 EACH = 5
 """Totals of a client for each kind: amount, throttled requests and their delay, and those of queued ones."""
 MAX_LIBRARIES = 30
@@ -82,9 +80,8 @@ class ClientSeries:
         mutations = _counter("mutations", "Partitions created or deleted.")
         by_broker = _counter("broker_throttled_requests", "Responses with a throttle time of the broker's own quotas.")
         waits = _counter("broker_throttle_seconds", "Delay imposed by the brokers' own quotas.")
-        for number, (labels, totals) in enumerate(list(self._clients.series()), 1):
-            if number % SERIES_STEP == 0:
-                yield None
+        for labels, totals in list(self._clients.series()):
+            yield None
             count, delay_ms = totals[-2:]
             if count:
                 by_broker.add_metric(labels, count)
@@ -122,10 +119,8 @@ class ClientSeries:
             for labels, group in fold.shown()
             if group.limit is not None
         ]
-        yield None
-        for number, (kind, labels, group) in enumerate(limited, 1):
-            if number % SERIES_STEP == 0:
-                yield None
+        for kind, labels, group in limited:
+            yield None
             mode = [kind.value, *labels, "shadow" if group.shadow else "enforce"]
             limit.add_metric(mode, group.limit or 0.0)
             (tokens if kind is Kind.MUTATION else observed).add_metric(mode, group.observed(now))

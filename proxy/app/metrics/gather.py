@@ -9,6 +9,7 @@ import trio
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
+from proxy.app.common.slices import in_slices
 from proxy.app.metrics.clients import ClientSeries, LibrarySeries
 from proxy.app.metrics.families import counter, written
 from proxy.app.metrics.own import traffic_families
@@ -45,29 +46,24 @@ class Exposition:
         """The exposition. One gathering at a time; an answer younger than a second is reused."""
         async with self._lock:
             if self._text is None or now_ms - self._text_ms >= SHORTEST_INTERVAL_MS:
-                for _ in chain(self._clients.look(now_ms), self._libraries.look(now_ms)):
-                    await self._others()
-                parts = []
-                for family in self._families(now_ms):
-                    for part in () if family is None else written(family):
-                        parts.append(part)
-                        await self._others()
-                    await self._others()
-                parts.append(generate_latest(self._process))
-                self._text, self._text_ms = b"".join(parts), now_ms
+                steps = chain(self._clients.look(now_ms), self._libraries.look(now_ms), self._parts(now_ms))
+                parts = [part async for part in in_slices(steps, "metrics", self.long_turns) if part is not None]
+                self._text, self._text_ms = b"".join([*parts, generate_latest(self._process)]), now_ms
             return self._text
 
     async def expire(self, now_ms: float) -> int:
         """Evict what is idle from the ledger, in steps; other tasks run in between."""
         forgotten = 0
-        for count in self._ledger.sweep(now_ms):
+        async for count in in_slices(self._ledger.sweep(now_ms), "sweep", self.long_turns):
             forgotten += count
-            await self._others("sweep")
         return forgotten
 
-    async def _others(self, what: str = "metrics") -> None:
-        await trio.lowlevel.checkpoint()
-        self.long_turns.begin(what, trio.current_time())
+    def _parts(self, now_ms: float) -> Iterator[bytes | None]:
+        for family in self._families(now_ms):
+            if family is None:
+                yield None
+            else:
+                yield from written(family)
 
     def _families(self, now_ms: float) -> Iterator[Metric | None]:
         """Every metric as of the last refresh; None: other tasks may run."""

@@ -1,0 +1,26 @@
+"""Long work on the event loop, which lets other tasks run about every millisecond."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Final, TypeVar
+
+import trio
+
+from proxy.core.telemetry.long_turns import LongTurns
+
+SLICE_S: Final = 0.001
+T = TypeVar("T")
+
+
+async def in_slices(items: Iterable[T], what: str = "", turns: LongTurns | None = None) -> AsyncIterator[T]:
+    """The items; other tasks run whenever a millisecond is over. `turns` is shown `what` is done."""
+    began_s = 0.0
+    for item in items:
+        yield item
+        if time.perf_counter() - began_s >= SLICE_S:
+            await trio.lowlevel.checkpoint()
+            began_s = time.perf_counter()
+            if turns is not None:
+                turns.begin(what, trio.current_time())
