@@ -9,8 +9,9 @@ import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import structlog
 import trio
@@ -28,13 +29,10 @@ MAX_SETTLING: Final = 20
 _Result = TypeVar("_Result")
 POLL_S: Final = 1.0
 """For the configuration file as well; a renewed certificate's two files are nearly always found together."""
-MAX_UNSETTLED: Final = 20
-"""Checks in a row at which the files had changed while they were loaded, before that counts as an error."""
-_KEEP_CHANGING: Final = f"the files keep changing: they changed during each of {MAX_UNSETTLED} loads in a row"
 
 
 class StuckError(OSError):
-    """The file system has not answered."""
+    """The file system has not answered, or files keep changing."""
 
 
 class Aside:
@@ -51,34 +49,43 @@ class Aside:
         raise StuckError(f"no answer from the file system within {ANSWER_TIMEOUT_S:g} s")
 
 
-class FileReader:
-    """Reads one file off the event loop."""
+class Reader(Generic[_Result]):
+    """Reads files off the event loop, as `read` does."""
 
-    def __init__(self, path: Path, seen: Fingerprint) -> None:
-        self.path = path
+    def __init__(self, read: Callable[[], _Result], seen: _Result | None) -> None:
         self.seen = seen
-        """Its content when it was last used."""
-        self._aside = Aside()
+        """What was read when it was last used."""
+        self.aside: Final = Aside()
+        self._read = read
 
-    async def changed(self, *, forced: bool = False) -> Fingerprint | None:
-        """The content once two readings agree; None: it is as `seen`, unless `forced`. A file that keeps changing is
-        unreadable, and an unreadable file is a content like any other."""
-        try:
-            found = await self._aside.run(fingerprint, self.path)
-            if found != self.seen or forced:
-                found = await self._settled(found)
-        except StuckError as error:
-            found = Fingerprint(None, str(error))
-        return found if found != self.seen or forced else None
-
-    async def _settled(self, found: Fingerprint) -> Fingerprint:
+    async def changed(self, *, forced: bool = False) -> _Result | None:
+        """What is read once two readings agree; None: it is as `seen`, unless `forced`. Raises StuckError."""
+        found = await self.aside.run(self._read)
+        if found == self.seen and not forced:
+            return None
         for _ in range(MAX_SETTLING):
             await trio.sleep(SETTLE_S)
-            again = await self._aside.run(fingerprint, self.path)
+            again = await self.aside.run(self._read)
             if again == found:
-                return again
+                return found if found != self.seen or forced else None
             found = again
-        return Fingerprint(None, f"it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same")
+        raise StuckError(f"it keeps changing: {MAX_SETTLING + 1} readings, and no two in a row were the same")
+
+
+class FileReader(Reader[Fingerprint]):
+    """Reads one file, for which being unreadable is a content like any other."""
+
+    def __init__(self, path: Path, seen: Fingerprint) -> None:
+        super().__init__(lambda: fingerprint(path), seen)
+        self.path = path
+
+    async def changed(self, *, forced: bool = False) -> Fingerprint | None:
+        """As `Reader.changed`, but raises nothing."""
+        try:
+            return await super().changed(forced=forced)
+        except StuckError as error:
+            found = Fingerprint(None, str(error))
+            return found if found != self.seen or forced else None
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -119,11 +126,10 @@ class Followed:
     paths: list[Path]
     load: Callable[[], Any]
     """Puts the files in force. Raises OSError whose text names file and reason; blocking, called in a thread."""
-    seen: object = None
+    seen: list[Fingerprint] | None = None
     reloads: int = 0
     failures: int = 0
     successful: bool = True
-    unsettled: int = 0
     last_error: str | None = None
 
     def refused(self, error: str) -> None:
@@ -150,26 +156,26 @@ class Follower:
                 nursery.start_soon(self._follow, one)
 
     async def _follow(self, one: Followed) -> None:
-        aside = Aside()
+        reader = Reader(partial(_looks, one.paths), one.seen)
         while True:
             await trio.sleep(POLL_S)
             try:
-                await self._look(one, aside)
+                await self._look(one, reader)
             except StuckError as error:
-                one.seen = None  # whatever is there when it answers again is loaded
+                reader.seen = None  # whatever is there when it answers again is loaded
                 one.refused(f"{one.setting} {', '.join(map(str, one.paths))}: {error}")
 
-    async def _look(self, one: Followed, aside: Aside) -> None:
-        found = await aside.run(_looks, one.paths)
-        if found == one.seen:
+    async def _look(self, one: Followed, reader: Reader[list[Fingerprint]]) -> None:
+        found = await reader.changed()
+        if found is None:
             return
         failure = None
         try:
-            await aside.run(one.load)
+            await reader.aside.run(one.load)
         except StuckError:
             raise
         except NotYetValidError as error:
-            one.seen = None  # loaded again next time
+            reader.seen = None  # loaded again next time
             one.refused(str(error))
             return
         except OSError as error:
@@ -177,13 +183,7 @@ class Follower:
         except Exception as error:  # an internal error must not end the traffic
             log.exception("files not loaded: internal error", setting=one.setting)
             failure = f"{one.setting}: {error!r}"
-        if found != await aside.run(_looks, one.paths):
-            # They are being written, or one of them is older than the other: check again next time.
-            one.unsettled += 1
-            if one.unsettled >= MAX_UNSETTLED:
-                one.refused(f"{one.setting} {', '.join(map(str, one.paths))}: {_KEEP_CHANGING}")
-            return
-        one.unsettled, one.seen, one.last_error = 0, found, None
+        reader.seen, one.last_error = found, None
         if failure is not None:
             one.refused(failure)
             return
