@@ -86,7 +86,7 @@ class Sidecar:
         self.security = load_security(config)
         self.source = self._source_of(path, config)
         self.ledger = new_ledger(config, self.source.table)
-        self.source.attach(self.ledger.swap)
+        self.source.swap = self.ledger.swap
         self.ledger.when_grown(gc.freeze)  # no collection visits accounts: 20 000 of them would take 50 ms
         self.ledger.counters.on_overflow = self._overflowed
         self.member: Member | None = None

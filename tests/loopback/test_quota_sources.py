@@ -57,7 +57,7 @@ def path(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def running(source: QuotaSource) -> AsyncIterator[list[QuotaTable]]:
     swapped: list[QuotaTable] = []
-    source.attach(swapped.append)
+    source.swap = swapped.append
     with trio.fail_after(LIMIT_S):
         async with background(source.run):
             yield swapped

@@ -38,12 +38,9 @@ class QuotaSource(ABC):
     def __init__(self, config: Config, table: QuotaTable) -> None:
         self._settings = config.quota_settings
         self.table = table
-        self._swap: Callable[[QuotaTable], None] | None = None
         self.state = SourceState(config.quota_settings.source)
-
-    def attach(self, swap: Callable[[QuotaTable], None]) -> None:
-        """`swap(table)` is called with each table to put in force from now on."""
-        self._swap = swap
+        self.swap: Callable[[QuotaTable], object] = lambda table: None
+        """Called with each table to put in force; the ledger's, once there is one."""
 
     async def reload(self, config: Config, table: QuotaTable) -> None:
         """Put the limits of a changed configuration in force; another source takes a restart."""
@@ -67,8 +64,7 @@ class QuotaSource(ABC):
 
     def _put_in_force(self, table: QuotaTable) -> None:
         self.table = table
-        if self._swap is not None:
-            self._swap(table)
+        self.swap(table)
 
     # ---- QuotaAuthority ---------------------------------------------------------------------------------------------
 
