@@ -269,15 +269,13 @@ def request_of(body: bytes, kind: str) -> Json:
     try:
         given = json.loads(body)
         request: Json = given["request"]
-        found = (given["kind"], request["kind"]["kind"], request["object"]["kind"])
-        if found != ("AdmissionReview", kind, kind):
-            raise ReviewError(f"expected an AdmissionReview of a {kind}, got {found[0]} of {found[1]}")
-        if given["apiVersion"] != "admission.k8s.io/v1":
-            raise ReviewError(f"expected admission.k8s.io/v1, got {given['apiVersion']}")
+        version, found = given["apiVersion"], (given["kind"], request["kind"]["kind"], request["object"]["kind"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        if isinstance(error, ReviewError):
-            raise
         raise ReviewError(f"expected an AdmissionReview of a {kind}: {error!r}") from error
+    if found != ("AdmissionReview", kind, kind):
+        raise ReviewError(f"expected an AdmissionReview of a {kind}, got {found[0]} of {found[1]}")
+    if version != "admission.k8s.io/v1":
+        raise ReviewError(f"expected admission.k8s.io/v1, got {version}")
     return request
 
 
