@@ -34,6 +34,7 @@ from proxy.app.admin.explain import (
 from proxy.app.admin.explain_text import explanation_panel, explanation_text
 from proxy.app.admin.guard import Guard, Hosts
 from proxy.app.admin.history import History
+from proxy.app.common.slices import in_slices
 from proxy.app.common.text import ascii_json
 from proxy.app.common.top_k import Largest
 from proxy.app.metrics import CONTENT_TYPE, Exposition
@@ -48,10 +49,6 @@ LEAST_ZIPPED: Final = 16_384
 """Bytes of metrics from which on they are compressed for a scraper that asks."""
 ROWS: Final = 1000
 MAX_ROWS: Final = 10_000
-STEP: Final = 100
-"""Objects looked at before other tasks run: less than a millisecond."""
-ROW_STEP: Final = 20
-"""Rows made of them: one takes some 30 µs, and one of /throttled a millisecond."""
 ROWS_IN_A_PIECE: Final = 100
 MOST_LIST_BYTES: Final = 8_000_000
 """Of a list. 10 000 rows have 4 MB, eight times as much with the longest names; `kquota top` takes 32 MB."""
@@ -180,7 +177,7 @@ class AdminApp:
             if (until > now or group.waiting or self.history.delays(group)) and not group.shadow:
                 largest.add((max(until, now + group.line(now).newcomer_ms),), group)
         rows: list[tuple[tuple[int, int], bytes]] = []
-        async for group in self._steps("/throttled", largest.items(), 1):
+        async for group in self._steps("/throttled", largest.items()):
             row = throttled_row(group, self.ledger, at, self.source.origin)
             rows.append(((row["now"]["muted_ms"], row["now"]["wait_ms"]), _row(row)))
         rows.reverse()
@@ -224,7 +221,7 @@ class AdminApp:
             used = group.utilisation(now)
             largest.add((-1.0 if used is None else used,), group)
         rows = []
-        async for group in self._steps("/quotas", largest.items(), ROW_STEP):
+        async for group in self._steps("/quotas", largest.items()):
             rows.append(_row(_group_json(self.ledger, group, at)))
         rows.reverse()
         return _listed("groups", rows, {"total": largest.seen})
@@ -236,20 +233,13 @@ class AdminApp:
             states[one.state] += 1
             largest.add((max(one.muted_for_ms, one.waited_ms), one.client_bytes + one.broker_bytes), one)
         rows = []
-        async for one in self._steps("/connections", largest.items(), ROW_STEP):
+        async for one in self._steps("/connections", largest.items()):
             rows.append(_row(_connection_json(one)))
         rows.reverse()
         return _listed("connections", rows, {"total": largest.seen, "states": states})
 
-    async def _steps(self, what: str, items: Iterable[T], step: int = STEP) -> AsyncIterator[T]:
-        """The items; other tasks run after every `step` of them."""
-        turns = self.metrics.long_turns
-        turns.begin(what, trio.current_time())
-        for count, item in enumerate(items, 1):
-            yield item
-            if count % step == 0:
-                await trio.lowlevel.checkpoint()
-                turns.begin(what, trio.current_time())
+    def _steps(self, what: str, items: Iterable[T]) -> AsyncIterator[T]:
+        return in_slices(items, what, self.metrics.long_turns)
 
     async def _libraries(self, most: int, at: Moment) -> list[bytes]:
         found = list(self.metrics.libraries)  # at most MAX_LIBRARIES
