@@ -71,17 +71,15 @@ def _text(path: Path) -> str:
     try:
         return _read(STATIC, path, MAX_IDENTITY_BYTES).decode()
     except UnicodeDecodeError:
-        raise _wrong(path, "expected text in UTF-8") from None
-
-
-def _wrong(path: Path, reason: str) -> BadFileError:
-    return BadFileError(STATIC, path, reason)
+        raise BadFileError(STATIC, path, "expected text in UTF-8") from None
 
 
 def _line(path: Path) -> str:
     line = _text(path).strip()
     if not line or not line.isprintable():
-        raise _wrong(path, "expected one line of text, the user" if line else "is empty, expected the user")
+        raise BadFileError(
+            STATIC, path, "expected one line of text, the user" if line else "is empty, expected the user"
+        )
     return line
 
 
@@ -92,14 +90,14 @@ def _field(directory: Path, name: str) -> str:
         labels = dict(_LABEL.findall(_text(path)))
         key = name.removeprefix("label:")
         if key not in labels:
-            raise _wrong(path, f"no label {key}")
+            raise BadFileError(STATIC, path, f"no label {key}")
         value = labels[key]
     elif name in ("service_account", "namespace") and not os.path.lexists(path):
         value = _from_token(directory / "token")[name == "service_account"]
     else:
         value = _text(path).strip()
     if not _VALUE.fullmatch(value):
-        raise _wrong(path, f"expected a valid Kubernetes name for {name}, got {value[:80]!r}")
+        raise BadFileError(STATIC, path, f"expected a valid Kubernetes name for {name}, got {value[:80]!r}")
     return value
 
 
@@ -113,7 +111,7 @@ def _from_token(path: Path) -> tuple[str, str]:
     except (ValueError, IndexError, KeyError, TypeError, RecursionError):
         match = None
     if match is None:
-        raise _wrong(path, "expected the token of a service account")
+        raise BadFileError(STATIC, path, "expected the token of a service account")
     return match[1], match[2]
 
 
