@@ -126,7 +126,6 @@ class Followed:
     paths: list[Path]
     load: Callable[[], Any]
     """Puts the files in force. Raises OSError whose text names file and reason; blocking, called in a thread."""
-    seen: list[Fingerprint] | None = None
     reloads: int = 0
     failures: int = 0
     successful: bool = True
@@ -146,17 +145,15 @@ class Follower:
 
     def __init__(self, followed: Iterable[Followed]) -> None:
         self.followed = list(followed)
-        for one in self.followed:
-            one.seen = _looks(one.paths)
+        self._readers = [Reader(partial(_looks, one.paths), _looks(one.paths)) for one in self.followed]
 
     async def run(self) -> None:
         """Check periodically, with one task for the files of each section."""
         async with trio.open_nursery() as nursery:
-            for one in self.followed:
-                nursery.start_soon(self._follow, one)
+            for one, reader in zip(self.followed, self._readers, strict=True):
+                nursery.start_soon(self._follow, one, reader)
 
-    async def _follow(self, one: Followed) -> None:
-        reader = Reader(partial(_looks, one.paths), one.seen)
+    async def _follow(self, one: Followed, reader: Reader[list[Fingerprint]]) -> None:
         while True:
             await trio.sleep(POLL_S)
             try:
