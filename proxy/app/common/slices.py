@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 async def in_slices(items: Iterable[T], what: str = "", turns: LongTurns | None = None) -> AsyncIterator[T]:
-    """The items; other tasks run whenever a millisecond is over. `turns` is shown `what` is done."""
-    began_s = 0.0
+    """The items; other tasks run whenever a millisecond is over. `turns` counts a long turn as one of `what`."""
+    began_s = 0.0  # long ago, so that even the first millisecond is known as `what`
     for item in items:
         yield item
         if time.perf_counter() - began_s >= SLICE_S:
