@@ -57,6 +57,8 @@ FAMILY_OF: Final[Mapping[int, str]] = {
 """API key -> family; unlisted ones are administration."""
 
 _Peaks = Mapping[QuotaCounter, float]
+_Folded = dict[str | None, Counter[str]]
+"""Use of clients without a row of their own, by user; None: of all further users."""
 _COLUMN_OF: Final = {key: f"requests_{family}" for key, family in FAMILY_OF.items()}
 _PERCENTS: Final = (50, 95, 99)
 
@@ -106,7 +108,7 @@ class Sampler:
         self._active: dict[Identity, None] = {}
         self._watched: dict[Identity, None] = {account.identity: None for account in ledger.accounts()}
         self._peaks: dict[QuotaCounter, float] = {}
-        self._folded = _Folded()
+        self._folded: _Folded = {}
         self.folded = 0
         ledger.awake = {}
         ledger.on_forget.append(self._forget_client)
@@ -166,7 +168,7 @@ class Sampler:
             "samples": self._samples,
         }
         active, self._active = self._active, {}
-        folded, self._folded = self._folded, _Folded()
+        folded, self._folded = self._folded, {}
         peaks, self._peaks = self._peaks, {}
         samples, self._samples = self._samples, 0
         self._interval += 1
@@ -178,12 +180,11 @@ class Sampler:
         for identity in active:
             account = None if identity in chosen else self._ledger.known(*identity)
             if account is not None and account.sampled is not None:
-                folded.add(account, account.sampled)
+                self._fold(folded, account, account.sampled)
                 account.sampled.report(account)
             yield None
-        self.folded += folded.clients
-        for user, use in folded.by_user.items():
-            if use:
+        for user, use in folded.items():
+            if any(use.values()):
                 self._sequence += 1
                 names = {"sequence": self._sequence, "user": OTHER if user is None else label(user)}
                 yield common | names | {"client_id": OTHER} | _values(use)
@@ -229,7 +230,16 @@ class Sampler:
         """The ledger evicts a client: what no row has reported yet goes into the row of its user's other clients."""
         for names in (self._active, self._watched, self._ledger.awake or {}):
             names.pop(account.identity, None)
-        self._folded.add(account, account.sampled or _Seen())
+        self._fold(self._folded, account, account.sampled or _Seen())
+
+    def _fold(self, folded: _Folded, account: Account, seen: _Seen) -> None:
+        use = seen.use_of(account)
+        if any(use.values()):
+            self.folded += 1
+            user: str | None = account.identity[0]
+            if user not in folded and len(folded) >= MAX_FOLDED_USERS:
+                user = None
+            folded.setdefault(user, Counter()).update(use)
 
     def _forget_group(self, group: QuotaCounter) -> None:
         self._peaks.pop(group, None)
@@ -254,27 +264,6 @@ class Sampler:
                 row[f"{kind}_group_{name}_count"] = trial.throttled - throttled
                 row[f"{kind}_group_{name}_seconds"] = (trial.throttle_ms - throttle_ms) / 1000.0
                 trial.reported = trial.throttled, trial.throttle_ms
-
-
-class _Folded:
-    """Usage of clients without a row of their own, by user; None: of all further users."""
-
-    __slots__ = ("by_user", "clients")
-
-    def __init__(self) -> None:
-        self.by_user: dict[str | None, Counter[str]] = {}
-        self.clients = 0
-
-    def add(self, account: Account, seen: _Seen) -> None:
-        """Add the client's use since it was `seen`."""
-        use = seen.use_of(account)
-        if not any(use.values()):
-            return
-        self.clients += 1
-        user: str | None = account.identity[0]
-        if user not in self.by_user and len(self.by_user) >= MAX_FOLDED_USERS:
-            user = None
-        self.by_user.setdefault(user, Counter()).update(use)
 
 
 def _totals(account: Account) -> tuple[float, ...]:
