@@ -67,10 +67,9 @@ class _Seen:
     """A client's totals at its last visit, and its rates in this interval; of objects that the garbage collector skips,
     and without a reference to the account, so that it can be evicted."""
 
-    __slots__ = ("has_row", "interval", "rates", "requests", "ticked", "totals")
+    __slots__ = ("has_row", "rates", "requests", "ticked", "totals")
 
     def __init__(self) -> None:
-        self.interval = -1
         self.ticked = array("d", [0.0] * len(Kind))
         self.rates: dict[int, array[float]] | None = None
         """One-second rates above 0, by the number of the kind."""
@@ -102,7 +101,6 @@ class Sampler:
         self._empty = empty() | dict(constants)
         self._sequence = 0
         self._tick_ms = now_ms
-        self._interval = 0
         self._samples = 0
         # By name: while other tasks run, an account may be evicted, and its client come back with another one.
         self._active: dict[Identity, None] = {}
@@ -143,9 +141,7 @@ class Sampler:
         seen: _Seen | None = account.sampled
         if seen is None:
             seen = account.sampled = _Seen()
-        if seen.interval != self._interval:
-            seen.interval = self._interval
-            self._active[account.identity] = None
+        self._active[account.identity] = None
         ticked = seen.ticked
         for index, meter in enumerate(account.meters.values()):
             gain = meter.amount - ticked[index]
@@ -171,7 +167,6 @@ class Sampler:
         folded, self._folded = self._folded, {}
         peaks, self._peaks = self._peaks, {}
         samples, self._samples = self._samples, 0
-        self._interval += 1
         chosen = yield from self._choose(active)
         for identity in chosen:
             account = self._ledger.known(*identity)
