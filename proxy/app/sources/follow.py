@@ -52,7 +52,7 @@ class Aside:
 class Reader(Generic[_Result]):
     """Reads files off the event loop, as `read` does."""
 
-    def __init__(self, read: Callable[[], _Result], seen: _Result | None) -> None:
+    def __init__(self, read: Callable[[], _Result], seen: _Result) -> None:
         self.seen = seen
         """What was read when it was last used."""
         self.aside: Final = Aside()
@@ -159,7 +159,7 @@ class Follower:
             try:
                 await self._look(one, reader)
             except StuckError as error:
-                reader.seen = None  # whatever is there when it answers again is loaded
+                reader.seen = []  # whatever is there when it answers again is loaded
                 one.refused(f"{one.setting} {', '.join(map(str, one.paths))}: {error}")
 
     async def _look(self, one: Followed, reader: Reader[list[Fingerprint]]) -> None:
@@ -172,7 +172,7 @@ class Follower:
         except StuckError:
             raise
         except NotYetValidError as error:
-            reader.seen = None  # loaded again next time
+            reader.seen = []  # loaded again next time
             one.refused(str(error))
             return
         except OSError as error:
