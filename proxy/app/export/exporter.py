@@ -81,10 +81,10 @@ class Exporter:
             ending_s = self._end_of_interval()
             while not self._stop.is_set():
                 await self._wait(ending_s)
-                if not await self._work(self.sampler.tick, trio.current_time() * 1000.0):
+                if not await self._work(self.sampler.tick(trio.current_time() * 1000.0)):
                     continue
                 if self._stop.is_set() or trio.current_time() >= ending_s:
-                    await self._work(self._close)
+                    await self._work(self._close())
                     ending_s = self._end_of_interval()
         except Exception:  # an internal error ends the export, never the traffic
             self.failures += 1
@@ -149,10 +149,10 @@ class Exporter:
             worker.offer(Batch(list(lines), self._sequence, end_ms, partition))
         self._sequence += len(lines)
 
-    async def _work(self, make: Callable[..., Iterator[None]], *args: float) -> bool:
-        """Run a generator to its end, in slices. False: it failed, which was logged."""
+    async def _work(self, steps: Iterator[None]) -> bool:
+        """Take all steps, in slices. False: one failed, which was logged."""
         try:
-            async for _ in in_slices(make(*args)):
+            async for _ in in_slices(steps):
                 pass
         except Exception:  # the export must not end the traffic
             self.failures += 1
