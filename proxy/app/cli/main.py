@@ -6,8 +6,9 @@ import errno
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from quota.table import QuotaTable
 
 ADMIN_VARIABLE = "KQUOTA_ADMIN"
+ANALYSIS_PYTHON_VARIABLE = "KQUOTA_ANALYSIS_PYTHON"
+_ROOT: Final = Path(__file__).resolve().parents[3]
 
 app = typer.Typer(
     name="kquota",
@@ -421,13 +424,10 @@ def demo(
     usage: Annotated[Path | None, option("--usage", "DIRECTORY", "Directory for usage records.")] = None,
 ) -> None:
     """Start a broker, the sidecar and clients, and watch quotas at work. Needs a checkout."""
-    root = Path(__file__).resolve().parents[3]
-    if not (root / "tests/lab/demo").is_dir():
+    if not (_ROOT / "tests/lab/demo").is_dir():
         fail("the demo runs in a checkout only: make demo")
     arguments = ["--seconds", str(seconds), *["--plain"] * plain, *(["--usage", str(usage)] if usage else [])]
-    paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "tests.lab.demo", *arguments]
-    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": paths})  # Ctrl-C reaches it directly
+    _become(sys.executable, "tests.lab.demo", arguments)
 
 
 @app.command(
@@ -436,11 +436,18 @@ def demo(
 )
 def report(context: typer.Context) -> None:
     """Make a report from usage records with Spark; `kquota report --help` names the reports and their options."""
-    from proxy.app.cli.report import run as run_report
+    python = os.environ.get(ANALYSIS_PYTHON_VARIABLE) or sys.executable
+    try:
+        _become(python, "analysis", context.args)
+    except OSError as error:
+        fail(f"{ANALYSIS_PYTHON_VARIABLE}: {error}", WRONG_USE)
 
-    with errors_reported(WRONG_USE):
-        code = run_report(context.args)
-    raise typer.Exit(code)
+
+def _become(python: str, module: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by a module in another Python, which may find our packages by their location only (a
+    checkout). Signals reach it directly. Raises OSError."""
+    paths = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    os.execvpe(python, [python, "-m", module, *arguments], os.environ | {"PYTHONPATH": paths})
 
 
 def main() -> None:
