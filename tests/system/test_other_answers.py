@@ -64,7 +64,7 @@ def dripping(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_an_answer_that_does_not_end_takes_the_timeout(dripping: int) -> None:
     began_s = time.monotonic()
     with pytest.raises(OSError, match=f"^http://127.0.0.1:{dripping}/x: no complete answer within 1 s$"):
-        get_json(f"127.0.0.1:{dripping}", "/x", {}, (), timeout_s=1.0)
+        get_json(f"127.0.0.1:{dripping}", "/x", {}, timeout_s=1.0)
     assert time.monotonic() - began_s < 5
 
 
@@ -113,7 +113,7 @@ def test_escapes_answers_of_other_programs(command: list[str]) -> None:
         "observed": 1.0, "utilisation": 1.0, "throttled_for_ms": 0, "owed_ms": 0, "totals": {"throttle_ms": 0},
     }  # fmt: skip
     answer = {
-        "groups": [row], "connections": [], "total": 1,
+        "groups": [row], "connections": [], "total": 1, "states": {},
         "at": f"2026-01-01T{CLIENT}", "throttled": [], "decisions": [], "refused": [],
     }  # fmt: skip
     for status in (200, 500):

@@ -227,15 +227,13 @@ def explain(
     show(answer, text, Form.JSON if as_json else form)
 
 
-def _ask(admin: str, user: str | None, client_id: str | None, address: str | None) -> dict[str, Any]:
+def _ask(admin: str, user: str | None, client_id: str | None, address: str | None) -> Any:
     from proxy.app.cli.admin_client import get_json
 
     given = {"user": user, "client_id": client_id, "ip": address}
     query = {name: value for name, value in given.items() if value is not None}
     with errors_reported():
-        if query:
-            return get_json(admin, "/explain", query, {"at", "user", "client_id", "kinds"})
-        return get_json(admin, "/throttled", {}, {"at", "throttled", "decisions"})
+        return get_json(admin, "/explain" if query else "/throttled", query)
 
 
 def _explain_on_paper(config: Path, user: str | None, client_id: str, address: str | None) -> dict[str, Any]:

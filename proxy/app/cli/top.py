@@ -181,11 +181,10 @@ def page(
 ) -> RenderableType:
     """All of it on one screen: the totals of `every` row, and the rows `found`, which match `text`."""
     throttled = sum(row.throttled for row in every)
-    muted = sum(one["muted_for_ms"] > 0 for one in connections["connections"])
-    waiting = sum(one.get("waiting_for") is not None for one in connections["connections"])
-    waits = f", {waiting} waiting" if waiting else ""
+    states = connections["states"]
+    waits = f", {states['waiting']} waiting" if "waiting" in states else ""
     head = (
-        f"kquota {visible(admin)}   connections {connections['total']} ({muted} muted{waits})   "
+        f"kquota {visible(admin)}   connections {connections['total']} ({states.get('muted', 0)} muted{waits})   "
         f"counters {quotas['total']} ({throttled} throttled)"
     )
     parts: list[RenderableType] = [_cut(head, "bold")]
@@ -214,8 +213,8 @@ class Look:
     def page(self, height: int, width: int) -> RenderableType:
         """Query and render. Raises OSError with one readable sentence."""
         most = {"limit": str(GROUPS_ASKED)}
-        quotas = get_json(self._admin, "/quotas", most, ("groups", "total"))
-        connections = get_json(self._admin, "/connections", most, ("connections", "total"))
+        quotas = get_json(self._admin, "/quotas", most)
+        connections = get_json(self._admin, "/connections", {"limit": "0"})
         now_s = time.monotonic()
         with understood(self._admin):
             every = rows(quotas["groups"], self._before, now_s - self._looked_s)
@@ -226,13 +225,14 @@ class Look:
 
 def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
     """One refresh for programs: the rows that match `text` in the order of `sort`. Raises OSError."""
-    quotas = get_json(admin, "/quotas", {"limit": str(GROUPS_ASKED)}, ("groups", "total"))
+    quotas = get_json(admin, "/quotas", {"limit": str(GROUPS_ASKED)})
     with understood(admin):
-        found = chosen(rows(quotas["groups"], {}, 0.0), text, sort)
-    counters = [asdict(row) | {"throttled": row.throttled} for row in found]
-    for counter in counters:
-        del counter["delayed"]  # between two refreshes
-    return {"admin": admin, "total": quotas["total"], "counters": counters}
+        counters = [
+            asdict(row) | {"throttled": row.throttled} for row in chosen(rows(quotas["groups"], {}, 0.0), text, sort)
+        ]
+        for counter in counters:
+            del counter["delayed"]  # between two refreshes
+        return {"admin": admin, "total": quotas["total"], "counters": counters}
 
 
 def watch(admin: str, *, interval_s: float, once: bool, text: str, sort: str, uncut: bool) -> None:

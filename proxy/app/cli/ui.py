@@ -48,7 +48,7 @@ def places_of(proxy: str, namespace: str, selector: str) -> list[Place]:
     root = f"/api/v1/namespaces/{namespace}/pods"
     query = {"labelSelector": selector, "fieldSelector": "status.phase=Running"}
     found = []
-    for pod in get_json(proxy, root, query, ["items"], of=API_SERVER)["items"]:
+    for pod in get_json(proxy, root, query, of=API_SERVER).get("items", ()):
         name, spec = pod["metadata"]["name"], pod["spec"]
         for container in [*spec.get("initContainers", ()), *spec["containers"]]:
             ports = {port.get("name"): port["containerPort"] for port in container.get("ports", ())}
@@ -119,9 +119,8 @@ def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
     """Serve the page on this port of the loopback until a signal; `places()` is asked each time. Raises OSError."""
 
     def ask(place: Place) -> dict[str, Any] | OSError:
-        query, expected = {"limit": str(ROWS)}, [*LISTS, "libraries", "sidecar"]
         try:
-            answer = get_json(place.url, "/snapshot", query, expected, ANSWER_TIMEOUT_S)
+            answer: dict[str, Any] = get_json(place.url, "/snapshot", {"limit": str(ROWS)}, ANSWER_TIMEOUT_S)
             with understood(place.url):  # what cannot be shown alone hides no others
                 _json(joined(title, [(place, answer)]))
             return answer
