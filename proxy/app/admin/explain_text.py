@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any, Final
 
 from config.units import readable_rate as _short
@@ -30,65 +31,54 @@ _BYTES: Final = (Kind.PRODUCE, Kind.FETCH)
 def explanation_text(answer: dict[str, Any]) -> str:
     """One client: its state, then one row per level and one column per kind, then each kind in words."""
     panel = explanation_panel(answer)
-    parts = ["\n".join([panel["title"], *(f"  {line}" for line in panel["identity"])])]
-    if panel["verdict"]:
-        parts.append("\n".join(panel["verdict"]))
-    rows = [["level", *panel["kinds"]]]
-    for level in panel["levels"]:
-        shown = [cell["limit"] + (f" <- {cell['mark']}" if cell["mark"] else "") for cell in level["cells"]]
-        rows.append([level["level"], *shown])
-    parts.append("levels from most to least specific:\n" + columns(rows))
-    words = [
-        f"{kind if number == 0 else '':9} {line}"
-        for kind, lines in zip(panel["kinds"], panel["words"], strict=True)
-        for number, line in enumerate(lines)
+    quotas = [
+        f"{name:9} {line}"
+        for kind, *lines in panel["quotas"]
+        for name, line in zip_longest([kind], lines, fillvalue="")
     ]
-    parts += ["\n".join(words), "\n".join(panel["connections"])]
-    if panel["decisions"]:
-        parts.append(_decisions_table(panel["decisions"]))
-    return "\n\n".join(parts)
+    parts = [
+        "\n  ".join([panel["title"], *panel["identity"]]),
+        "\n".join(panel["verdict"]),
+        f"levels from most to least specific:\n{columns(panel['levels'])}",
+        "\n".join(quotas),
+        "\n".join(panel["connections"]),
+        _decisions_table(panel["decisions"]),
+    ]
+    return "\n\n".join(filter(None, parts))
 
 
 def explanation_panel(answer: dict[str, Any]) -> dict[str, Any]:
     """The sentences of an explanation and the place of each, for the text above and for the page; all safe to show.
-    `kinds` have a column of `levels` (the limit, and a `mark` on the one in force) and lines of `words`; the first row
-    of `decisions` is their head."""
+    The first row of `levels` and `decisions` is their head; a row of `quotas` is a kind and its sentences."""
     at, kinds = answer["at"], answer["kinds"]
     decisions = sorted(
         (decision for one in kinds for decision in one.get("decisions", ())), key=lambda one: one["at"], reverse=True
     )
     client = f"user {safe(answer['user'])}, client-id {safe(answer['client_id'])}"
+    levels = zip(*(one["levels"] for one in kinds), strict=True)
     panel: dict[str, Any] = {
         "title": client if at is None else f"{client}, at {at}",
         "identity": _identity(answer["identity"], answer["user"], live=at is not None),
         "verdict": [] if at is None else _verdict(answer),
-        "kinds": [one["kind"] for one in kinds],
         "levels": [
-            {"level": level["level"], "cells": [_level_cell(one, index) for one in kinds]}
-            for index, level in enumerate(kinds[0]["levels"])
+            ["level", *(one["kind"] for one in kinds)],
+            *([level[0]["level"], *map(_level_cell, kinds, level)] for level in levels),
         ],
-        "words": [_kind_lines(one, at) for one in kinds],
+        "quotas": [[one["kind"], *_kind_lines(one, at)] for one in kinds],
         "connections": [line for one in answer["connections"] for line in _connection_lines(one, at)],
-        "decisions": _decision_rows(decisions, at) if decisions else [],
+        "decisions": _decision_rows(decisions, at),
     }
     return {key: _all_visible(part) for key, part in panel.items()}
 
 
 def _all_visible(value: Any) -> Any:
-    if isinstance(value, str):
-        return visible(value)
-    if isinstance(value, list):
-        return [_all_visible(one) for one in value]
-    return {key: _all_visible(one) for key, one in value.items()}
+    return visible(value) if isinstance(value, str) else [_all_visible(one) for one in value]
 
 
-def _level_cell(one: dict[str, Any], index: int) -> dict[str, str]:
-    candidate = one["levels"][index]
+def _level_cell(one: dict[str, Any], level: dict[str, Any]) -> str:
     shadow = " (shadow)" if one["mode"] == "shadow" else ""
-    return {
-        "limit": readable_limit(Kind(one["kind"]), candidate["limit"]),
-        "mark": f"in force{shadow}" if candidate["wins"] else "",
-    }
+    mark = f" <- in force{shadow}" if level["wins"] else ""
+    return readable_limit(Kind(one["kind"]), level["limit"]) + mark
 
 
 def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
@@ -110,8 +100,7 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
         origins = sorted({row["set_in"] for row in rows if row["set_in"] is not None})
         more += "".join(f"\n  limits are set {visible(origin)}" for origin in origins)
         parts = [f"{_count(len(rows), 'counter')} throttled at {at}, the longest first:\n{columns(table)}{more}"]
-    if answer["decisions"]:
-        parts.append(_decisions_table(_decision_rows(answer["decisions"], at)))
+    parts.append(_decisions_table(_decision_rows(answer["decisions"], at)))
     if answer["refused"]:
         table = [["last refused", "reason", "name", "count", "because"]]
         for one in answer["refused"][:MAX_ROWS]:
@@ -119,20 +108,21 @@ def throttled_text(answer: dict[str, Any], admin_url: str) -> str:
             table.append([_clock(one["last_at"], at), one["reason"], safe(one["name"]), str(one["count"]), because])
         parts.append(f"connections refused, newest first:\n{columns(table)}")
     parts.append(f"for one client: kquota explain --admin {admin_url} --user U --client-id C")
-    return visible("\n\n".join(parts), lines=True)
+    return visible("\n\n".join(filter(None, parts)), lines=True)
 
 
 def _decision_rows(decisions: list[dict[str, Any]], at: str) -> list[list[str]]:
+    """A table; empty without decisions."""
     rows = [["at", "request", "user", "client-id", "delay", "quota", "because"]]
     for one in decisions[:MAX_ROWS]:
         names = [safe(one["user"]), safe(one["client_id"])]
         why = [_span(one["delay_ms"]), one["kind"], _because(one)]
         rows.append([_clock(one["at"], at), one["api"] or "-", *names, *why])
-    return rows
+    return rows if decisions else []
 
 
 def _decisions_table(rows: list[list[str]]) -> str:
-    return f"last throttles, newest first:\n{columns(rows)}"
+    return f"last throttles, newest first:\n{columns(rows)}" if rows else ""
 
 
 def _refused_lines(limit: dict[str, Any], at: str) -> list[str]:
@@ -296,23 +286,22 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         waits.append(f"next request waits {_span(now['wait_ms'])}; free after {_span(now['free_ms'])} without requests")
     if now["waiting"]:
         waits.append(_line(now))
-    lines.append("; ".join(waits) if waits else "no client waits")
-    extra = []
+    lines.append("; ".join(waits) or "no client waits")
     if now["owed_ms"]:
-        extra.append(f"owes {_span(now['owed_ms'])} beyond the announced delays; the next requests wait for it")
+        lines.append(f"owes {_span(now['owed_ms'])} beyond the announced delays; the next requests wait for it")
     if now["paced"]:
-        extra.append(PACED)
+        lines.append(PACED)
     if now["throttled"]:
         held = f"; {now['held']} waited {_span(now['held_ms'])} before they were forwarded" if now["held"] else ""
-        extra.append(f"delayed {_count(now['throttled'], 'request')} so far, {_span(now['throttle_ms'])} in all{held}")
+        lines.append(f"delayed {_count(now['throttled'], 'request')} so far, {_span(now['throttle_ms'])} in all{held}")
     if now["shadow"] is not None:
         applied = "" if one["mode"] == "shadow" else "in shadow mode it "
-        extra.append(applied + _would_have(now["shadow"]))
+        lines.append(applied + _would_have(now["shadow"]))
     candidate = now["candidate"]
     if candidate is not None and candidate["limit"] is not None:
         used = f"{_percent(candidate['share'])} used"
-        extra.append(f"candidate {readable_limit(kind, candidate['limit'])}: {used}, {_would_have(candidate)}")
-    return [*lines, *extra]
+        lines.append(f"candidate {readable_limit(kind, candidate['limit'])}: {used}, {_would_have(candidate)}")
+    return lines
 
 
 _WHY: Final = {
@@ -347,26 +336,25 @@ def _would_have(trial: dict[str, Any]) -> str:
 def _connection_lines(one: dict[str, Any], at: str | None) -> list[str]:
     name = f"{one['scope']} {safe(one['name'])}"
     rate, cap = one["connection_creation_rate"], one["max_connections"]
-    live = "open" in one
     parts = []
     if rate is not None:
         whose = " of the whole fleet" if one.get("rate_scope") == "fleet" else ""
         made = f"new connections at most {rate:g}/s{whose} ({one['rate_level']}{_shadow(one['rate_mode'])})"
-        if live:
+        if at is not None:
             made += f", now {one['observed']:.1f}/s"
             made += f", the next is closed after {_span(one['wait_ms'])}" if one["wait_ms"] else ""
         parts.append(made)
     if cap is not None:
         many = f"at most {cap} open ({one['cap_level']}{_shadow(one['cap_mode'])})"
-        parts.append(f"{many}, now {one['open']}" if live else many)
-    elif live:
+        parts.append(f"{many}, now {one['open']}" if at is not None else many)
+    elif at is not None:
         parts.append(f"{one['open']} open")
     if rate is None and cap is None:
         parts.append("no connection limits")
     lines = [f"{name}: {'; '.join(parts)}"]
     if (fleet := one.get("fleet")) is not None:
         lines.append("  " + _share_text(fleet, f"{fleet['limit_here']:.3g}/s", f"{fleet['usage']:.3g}/s"))
-    if live and at is not None:
+    if at is not None:
         lines += [
             f"  {_count(refused['count'], 'connection')} refused by {refused['reason']}, "
             f"last at {_clock(refused['last_at'], at)}"

@@ -297,20 +297,20 @@ function table(label, heads, rows) {
 }
 function explanation(panel) {
   const held = panel.verdict.some((one) => /^(THROTTLED|CONNECTIONS)/.test(one));
-  const levels = panel.levels.map((level) => {
-    const row = element("tr"), th = element("th", level.level);
+  const [levelHeads, ...levelRows] = panel.levels, levels = levelRows.map(([level, ...limits]) => {
+    const row = element("tr"), th = element("th", level);
     th.scope = "row";
     row.append(th);
-    return cells(row, level.cells.map((one) => {
-      const made = element("td", one.limit, one.mark ? "wins" : "");
-      if (one.mark) made.append(" ", element("mark", one.mark));
+    return cells(row, limits.map((one) => {
+      const [value, mark] = one.split(" <- "), made = element("td", value, mark ? "wins" : "");
+      if (mark) made.append(" ", element("mark", mark));
       return made;
     }));
   });
   const words = element("dl");
-  panel.kinds.forEach((kind, at) => words.append(element("dt", kind), ...panel.words[at].map((one) => element("dd", one))));
+  for (const [kind, ...sentences] of panel.quotas) words.append(element("dt", kind), ...sentences.map((one) => element("dd", one)));
   const parts = [element("h3", panel.title), lines(panel.identity, "quiet"), lines(panel.verdict, held ? "verdict bad" : "verdict good"),
-    element("h4", "Levels, from most to least specific"), table("Table of levels", ["level", ...panel.kinds], levels), element("h4", "Quotas"), words,
+    element("h4", "Levels, from most to least specific"), table("Table of levels", levelHeads, levels), element("h4", "Quotas"), words,
     element("h4", "Connections"), lines(panel.connections)];
   if (panel.decisions.length) {
     const [heads, ...rows] = panel.decisions;
