@@ -4,7 +4,7 @@ import gzip
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -96,18 +96,23 @@ class Admin:
 
 
 @asynccontextmanager
-async def admin(hosts: Hosts | None = None, **options: Any) -> AsyncIterator[Admin]:
+async def admin(
+    hosts: Hosts | None = None, on_evict: Callable[[], None] = lambda: None, **constants: float
+) -> AsyncIterator[Admin]:
     ledger, proxy = Ledger(TABLE, smooth=False), FakeProxy()
     metrics = Exposition(ledger, Counters(), max_groups=10)
     listener = bind("127.0.0.1", 0)
     history, hosts = History(ledger, Counters()), hosts or Hosts([])
     app = AdminApp(ledger, proxy, metrics, now_ms, FakeSource(), history, hosts, dict)
-    server = AdminServer(listener, app.asgi, **options)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(server.serve)
-        yield Admin(listener.getsockname()[1], ledger, proxy, metrics, server)
-        nursery.cancel_scope.cancel()
-        started_s = trio.current_time()
+    server = AdminServer(listener, app.asgi, on_evict)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in constants.items():
+            patch.setattr(f"proxy.app.admin.server.{name}", value)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve)
+            yield Admin(listener.getsockname()[1], ledger, proxy, metrics, server)
+            nursery.cancel_scope.cancel()
+            started_s = trio.current_time()
     assert trio.current_time() - started_s < 5, "a client that hangs held up the end"
 
 
@@ -236,7 +241,7 @@ HANGS = b"GET /quotas?limit=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20
 
 @pytest.mark.parametrize("sent", [HANGS, b"GET /metr", b""], ids=["hangs", "dribbles", "says nothing"])
 async def test_disconnects_only_misbehaving_scrapers(sent: bytes) -> None:
-    async with admin(lifetime_s=2.5) as running:  # long enough for honest requests on a busy machine
+    async with admin(LIFETIME_S=2.5) as running:  # long enough for honest requests on a busy machine
         for index in range(3000):  # an answer of about 1 MB, more than socket buffers take
             running.charge(f"client-{index}")
         streams = [await scraper(running, sent) for _ in range(2)]
@@ -263,7 +268,7 @@ async def test_lists_of_longest_names_are_bounded(running: Admin, monkeypatch: p
 
 async def test_slow_readers_of_lists_hold_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.app.admin.app.MOST_UNREAD_BYTES", 5_000_000)
-    async with admin(lifetime_s=1000) as running:
+    async with admin(LIFETIME_S=1000) as running:
         for index in range(3000):  # an answer of about 1 MB
             running.charge(f"client-{index}")
         _, _, body = await running.get("/quotas?limit=10000")
@@ -298,7 +303,7 @@ async def test_metrics_are_compressed_where_asked(
 
 async def test_oldest_connection_is_evicted() -> None:
     evicted = []
-    async with admin(most_connections=3, lifetime_s=1000, on_evict=lambda: evicted.append(1)) as running:
+    async with admin(MAX_CONNECTIONS=3, LIFETIME_S=1000, on_evict=lambda: evicted.append(1)) as running:
         streams = [await scraper(running) for _ in range(10)]
         assert (await running.get("/healthz"))[0] == 200
         assert len(evicted) == 8  # eleven came, three may stay
@@ -319,7 +324,7 @@ async def test_oldest_connection_is_evicted() -> None:
     ],
 )
 async def test_http_nonsense_closes_only_its_connection(raw: bytes) -> None:
-    async with admin(lifetime_s=1.0) as running:
+    async with admin(LIFETIME_S=1.0) as running:
         with trio.fail_after(10):
             stream = await trio.open_tcp_stream("127.0.0.1", running.port)
             with suppress(trio.BrokenResourceError):

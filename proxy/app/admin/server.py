@@ -25,7 +25,6 @@ LIFETIME_S: Final = 20.0
 KEEP_ALIVE_S: Final = 10.0
 MAX_HEAD_BYTES: Final = 16_384
 READ_BYTES: Final = 16_384
-VERSIONS: Final = (b"1.0", b"1.1")
 AFTER_ACCEPT_FAILED_S: Final = 0.1
 
 
@@ -35,8 +34,6 @@ class AdminServer:
 
     listener: socket.socket
     app: Any
-    most_connections: int = MAX_CONNECTIONS
-    lifetime_s: float = LIFETIME_S
     on_evict: Callable[[], None] = lambda: None
     open: dict[_Connection, None] = field(default_factory=dict)
     """Oldest first."""
@@ -52,12 +49,12 @@ class AdminServer:
                     log.warning("cannot accept on the admin port", error=str(error))
                     await trio.sleep(AFTER_ACCEPT_FAILED_S)
                     continue
-                if len(self.open) >= self.most_connections:
+                if len(self.open) >= MAX_CONNECTIONS:
                     oldest = next(iter(self.open))
                     del self.open[oldest]
                     oldest.scope.cancel()
                     self.on_evict()
-                connection = _Connection(stream, self.app, self.lifetime_s)
+                connection = _Connection(stream, self.app)
                 self.open[connection] = None
                 nursery.start_soon(self._serve_one, connection)
 
@@ -71,12 +68,11 @@ class AdminServer:
 class _Connection:
     """One client. Cancelling `scope` closes its socket at once."""
 
-    def __init__(self, stream: trio.SocketStream, app: Any, lifetime_s: float) -> None:
+    def __init__(self, stream: trio.SocketStream, app: Any) -> None:
         self._stream = stream
         self._app: Callable[..., Awaitable[None]] = app
-        self._lifetime_s = lifetime_s
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
-        self.scope = trio.CancelScope(deadline=trio.current_time() + lifetime_s)
+        self.scope = trio.CancelScope(deadline=trio.current_time() + LIFETIME_S)
 
     async def serve(self) -> None:
         """Answer requests until either side has enough. Never raises for what the client does."""
@@ -87,29 +83,23 @@ class _Connection:
                     if self._http.states != {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
                         break
                     self._http.start_next_cycle()
-                    self.scope.deadline = trio.current_time() + min(KEEP_ALIVE_S, self._lifetime_s)
+                    self.scope.deadline = trio.current_time() + KEEP_ALIVE_S
         finally:
             self._stream.socket.close()
 
     async def _next_request(self) -> h11.Request | None:
         """None at the end of the stream, and after something that is no request, which is answered."""
         try:
-            while True:
-                event = self._http.next_event()
-                if event is h11.NEED_DATA:
-                    self._http.receive_data(await self._stream.receive_some(READ_BYTES))
-                elif isinstance(event, h11.Request):
-                    self.scope.deadline = trio.current_time() + self._lifetime_s
-                    if event.http_version in VERSIONS:
-                        return event
-                    await self._refuse(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "HTTP/1.0 and 1.1 only")
-                    return None
-                elif not isinstance(event, h11.Data | h11.EndOfMessage):
-                    return None
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                self._http.receive_data(await self._stream.receive_some(READ_BYTES))
+            if not isinstance(event, h11.Request):
+                return None
+            self._http.next_event()  # its end, unless it has a body, which nothing reads
         except h11.RemoteProtocolError as error:
-            if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                await self._refuse(error.error_status_hint, str(error))
+            await self._refuse(error.error_status_hint, str(error))
             return None
+        self.scope.deadline = trio.current_time() + LIFETIME_S
+        return event
 
     async def _answer(self, request: h11.Request) -> None:
         try:
@@ -120,9 +110,6 @@ class _Connection:
             log.exception("admin request failed: internal error", path=request.target.decode("latin-1"))
             if self._http.our_state is h11.SEND_RESPONSE:  # otherwise the connection ends within the answer
                 await self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
-        if self._http.their_state is h11.SEND_BODY:
-            with suppress(h11.RemoteProtocolError):
-                self._http.next_event()  # without a body its end is here already
 
     def _sender(self, request: h11.Request) -> Callable[[Any], Awaitable[None]]:
         async def send(message: Any) -> None:
