@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 import trio
@@ -99,9 +98,9 @@ class AdminApp:
     def __post_init__(self) -> None:
         self._heavy = trio.Lock()  # one long list at a time
         self._unread = _Unread(self.metrics)
-        endpoints = {
+        endpoints: dict[str, Callable[..., Awaitable[Any]]] = {
             "/metrics": self._serve_metrics,
-            "/healthz": self._healthz,
+            "/healthz": PlainTextResponse("ok\n"),
             "/readyz": self._readyz,
             "/brokers": self._list(self._brokers),
             "/quotas": self._list(self._quotas),
@@ -113,12 +112,8 @@ class AdminApp:
             "/history": self._history_route,
         }
         index = PlainTextResponse("\n  ".join(["kquota", *endpoints, "/ui\n"]))
-
-        async def serve_index(request: Request) -> Response:
-            return index
-
-        routes = [Route("/", serve_index), *(Route(path, serve) for path, serve in endpoints.items()), *ui.ROUTES]
-        self.asgi = Guard(Starlette(routes=routes), self.hosts)
+        routes = [Route(path, serve, methods=["GET"]) for path, serve in {"/": index, **endpoints}.items()]
+        self.asgi = Guard(Starlette(routes=[*routes, *ui.ROUTES]), self.hosts)
 
     async def _serve_metrics(self, request: Request) -> Response:
         text = await self.metrics.text(self.now_ms())
@@ -127,9 +122,6 @@ class AdminApp:
             headers["content-encoding"] = "gzip"
             text = await trio.to_thread.run_sync(gzip.compress, text, 1)
         return Response(text, headers=headers)
-
-    async def _healthz(self, request: Request) -> Response:
-        return PlainTextResponse("ok\n")
 
     async def _readyz(self, request: Request) -> Response:
         reasons = not_ready(self.proxy, self.source)
@@ -151,9 +143,8 @@ class AdminApp:
         return serve
 
     async def _brokers(self, most: int, at: Moment) -> list[bytes]:
-        names, rows = ("id", "host", "port", "local_port"), []
-        async for row in self._steps("/brokers", self.proxy.cluster.all()):
-            rows.append(_row(dict(zip(names, row, strict=True))))
+        names, brokers = ("id", "host", "port", "local_port"), self.proxy.cluster.all()
+        rows = [_row(dict(zip(names, one, strict=True))) async for one in self._steps("/brokers", brokers)]
         return _listed("brokers", rows, {"total": len(rows)})
 
     async def _snapshot(self, most: int, at: Moment) -> list[bytes]:
@@ -174,16 +165,13 @@ class AdminApp:
         largest: Largest[QuotaCounter] = Largest(most)
         async for group in self._steps("/throttled", self.ledger.groups()):
             until = max(group.throttled_until, now + group.owed_ms(now))
-            if (until > now or group.waiting or self.history.delays(group)) and not group.shadow:
+            if (until > now or group.waiting or self.history.delayed(group, at.now_ms)) and not group.shadow:
                 largest.add((max(until, now + group.line(now).newcomer_ms),), group)
-        rows: list[tuple[tuple[int, int], bytes]] = []
-        async for group in self._steps("/throttled", largest.items()):
-            row = throttled_row(group, self.ledger, at, self.source.origin)
-            rows.append(((row["now"]["muted_ms"], row["now"]["wait_ms"]), _row(row)))
-        rows.reverse()
-        rows.sort(key=itemgetter(0), reverse=True)
-        rest = throttled_json(self.ledger, at) | {"total": largest.seen}
-        return _listed("throttled", [row for _, row in rows], rest)
+        rows = [
+            _row(throttled_row(group, self.ledger, at, self.source.origin))
+            async for group in self._steps("/throttled", largest.items())
+        ]
+        return _listed("throttled", rows[::-1], throttled_json(self.ledger, at) | {"total": largest.seen})
 
     async def _explain(self, request: Request) -> Response:
         """One client. A user that is not given is the one that connections get."""
@@ -196,10 +184,8 @@ class AdminApp:
         except ValueError as error:
             return _json({"error": str(error)}, status=400)
         async with self._heavy:
-            mine = []
-            async for one in self._steps("/explain", self.proxy.each_connection()):
-                if one.user == user:
-                    mine.append(one)
+            connections = self._steps("/explain", self.proxy.each_connection())
+            mine = [one async for one in connections if one.user == user]
             identity = identity_of_connections(mine, user, client_id, given)
             at = self._moment()
             addresses = addresses or addresses_of(identity["peers"])
@@ -220,11 +206,9 @@ class AdminApp:
         async for group in self._steps("/quotas", self.ledger.groups()):
             used = group.utilisation(now)
             largest.add((-1.0 if used is None else used,), group)
-        rows = []
-        async for group in self._steps("/quotas", largest.items()):
-            rows.append(_row(_group_json(self.ledger, group, at)))
-        rows.reverse()
-        return _listed("groups", rows, {"total": largest.seen})
+        groups = self._steps("/quotas", largest.items())
+        rows = [_row(_group_json(self.ledger, group, at)) async for group in groups]
+        return _listed("groups", rows[::-1], {"total": largest.seen})
 
     async def _connections(self, most: int, at: Moment) -> list[bytes]:
         largest: Largest[ConnectionInfo] = Largest(most)
@@ -232,11 +216,8 @@ class AdminApp:
         async for one in self._steps("/connections", self.proxy.each_connection()):
             states[one.state] += 1
             largest.add((max(one.muted_for_ms, one.waited_ms), one.client_bytes + one.broker_bytes), one)
-        rows = []
-        async for one in self._steps("/connections", largest.items()):
-            rows.append(_row(_connection_json(one)))
-        rows.reverse()
-        return _listed("connections", rows, {"total": largest.seen, "states": states})
+        rows = [_row(_connection_json(one)) async for one in self._steps("/connections", largest.items())]
+        return _listed("connections", rows[::-1], {"total": largest.seen, "states": states})
 
     def _steps(self, what: str, items: Iterable[T]) -> AsyncIterator[T]:
         return in_slices(items, what, self.metrics.long_turns)

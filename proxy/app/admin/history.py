@@ -116,11 +116,6 @@ class History:
             series.peak = max(series.peak, use)
             series.hold(group.usage.throttle_ms, group.throttled_until, elapsed_ms, now_ms)
 
-    def delays(self, group: QuotaCounter) -> bool:
-        """Whether it delayed a client in the latest interval."""
-        series = self._series.get((group.kind, group.key))
-        return series is not None and bool(series.held[-1])
-
     def delayed(self, group: QuotaCounter, now_ms: float) -> Delayed | None:
         """Since when it has delayed clients in every interval; None: not in the latest one."""
         series = self._series.get((group.kind, group.key))

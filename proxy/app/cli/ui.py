@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import trio
@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from deploy.kubernetes.review import PORT_NAME
 from proxy.app.admin import ui
-from proxy.app.admin.explain import MAX_DECISIONS
+from proxy.app.admin.explain import MAX_DECISIONS, Moment
 from proxy.app.admin.guard import Guard, Hosts
 from proxy.app.admin.server import AdminServer
 from proxy.app.cli.admin_client import get_json, understood
@@ -83,8 +83,7 @@ def joined(title: str, answers: Sequence[tuple[Place, dict[str, Any] | OSError]]
     whole["libraries"] = {"libraries": libraries, "total": len(libraries), "shown": len(libraries)}
     sidecars = [_sidecar(place, answer) for place, answer in answers]
     sidecars.sort(key=lambda one: (one["error"] is None, not one["not_ready"], -one.get("throttled", 0), one["pod"]))
-    at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {"at": at, "title": title, "sidecars": sidecars, **whole}
+    return {"at": Moment(0.0, time.time()).iso(), "title": title, "sidecars": sidecars, **whole}
 
 
 def _sidecar(place: Place, answer: dict[str, Any] | OSError) -> dict[str, Any]:
@@ -154,5 +153,5 @@ def serve(title: str, places: Callable[[], list[Place]], port: int) -> None:
                 await anext(signals)
                 nursery.cancel_scope.cancel()
 
-    pages = Starlette(routes=[Route("/", ui.to_folder), Route("/snapshot", snapshot), *ui.ROUTES])
+    pages = Starlette(routes=[Route("/", ui.TO_PAGE, methods=["GET"]), Route("/snapshot", snapshot), *ui.ROUTES])
     trio.run(until_signal, bind("127.0.0.1", port))
