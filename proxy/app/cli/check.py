@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,6 @@ def overlay_text(config: Config) -> str:
         return f"overlay {path}, which does not exist yet"
     count = len(load_overlay(path))
     return f"overlay {path}, which has {count} {'entity' if count == 1 else 'entities'}"
-
-
-def all_warnings(config: Config) -> list[Problem]:
-    """What is valid but probably unintended, in the order of the file."""
-    found = [*warnings_of(config), *warnings_of_surroundings(config)]
-    return sorted(found, key=lambda warning: (warning.line or 0, warning.column or 0))
 
 
 def _administration(config: Config) -> list[list[str]]:
@@ -191,13 +185,9 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
 
 def entry_json(entry: Entry) -> dict[str, Any]:
     """A quota entry as written in the file, without the names that the entry does not have."""
-
-    def limits(of: Callable[[Kind], float | None]) -> dict[str, Any]:
-        return {RATE_FIELD[kind]: as_written(limit) for kind in Kind if (limit := of(kind)) is not None}
-
-    on_trial = limits(entry.candidate_limit)
-    candidate = {"candidate": on_trial} if on_trial else {}
-    return entity_json(entry) | limits(entry.limit) | {"mode": entry.mode} | candidate
+    limits = {RATE_FIELD[kind]: as_written(limit) for kind in Kind if (limit := entry.limit(kind)) is not None}
+    trial = {RATE_FIELD[kind]: as_written(limit) for kind in Kind if (limit := entry.candidate_limit(kind)) is not None}
+    return entity_json(entry) | limits | {"mode": entry.mode} | ({"candidate": trial} if trial else {})
 
 
 def _limit_cell(entry: Entry, kind: Kind) -> str:
@@ -217,21 +207,23 @@ def _written(name: Name) -> str:
     return "<default>" if name is DEFAULT else str(name)
 
 
-def warnings_of_surroundings(config: Config) -> list[Problem]:
-    """Warnings only, because a file is not always checked where it is used."""
+def all_warnings(config: Config) -> list[Problem]:
+    """What is valid but probably unintended, in the order of the file. Never errors, because a file is not always
+    checked where it is used."""
     source = config.source or Source("(no file)")
+    named = list(_named_files(config))
+    missing = [(place, path) for place, path in named if not Path(path).exists()]
     found = [
+        *warnings_of(config),
         *_settings(config, source),
         *_directories(config, source),
         *islice(_names(config, source), MAX_WARNINGS),
         *islice(_rates(config, source), MAX_WARNINGS),
+        *(source.problem(place, "no such file on this machine", path) for place, path in missing),
     ]
-    named = list(_named_files(config))
-    missing = [(place, path) for place, path in named if not Path(path).exists()]
-    found += [source.problem(place, "no such file on this machine", path) for place, path in missing]
     if len(missing) < len(named):
         found += _unusable_files(config, source, {place[:2] for place, _ in missing})
-    return found
+    return sorted(found, key=lambda warning: (warning.line or 0, warning.column or 0))
 
 
 def _unusable_files(config: Config, source: Source, missing: Collection[Place]) -> Iterator[Problem]:
