@@ -25,23 +25,19 @@ ATTEMPT_TIMEOUT_S = 5.0
 PAUSE_S = 1.0
 
 
-class SmokeError(Exception):
-    """What is wrong, for people."""
-
-
 def check_brokers(bootstrap: HostPort, ports: range) -> str:
-    """Every broker address that the sidecar reports leads back to the sidecar, and answers. Raises SmokeError."""
+    """Every broker address that the sidecar reports leads back to the sidecar, and answers. Raises OSError."""
     try:
         brokers = _brokers(bootstrap)
         shown = ", ".join(str(broker) for broker in brokers if broker.port not in ports)
         if shown:
-            raise SmokeError(f"clients bypass the sidecar: they get {shown}, expected ports {ports.start}-{ports[-1]}")
+            raise OSError(f"clients bypass the sidecar: they get {shown}, expected ports {ports.start}-{ports[-1]}")
         for broker in brokers:
             _brokers(broker)
     except LoginWantedError:
         return f"a broker answers behind {bootstrap}, and wants a login: the addresses of brokers are not checked"
     except ClusterError as error:
-        raise SmokeError(str(error)) from error
+        raise OSError(str(error)) from error
     return f"{len(brokers)} brokers, each behind a port of the sidecar"
 
 
@@ -50,27 +46,27 @@ def _brokers(address: HostPort) -> list[HostPort]:
 
 
 def check_tls(bootstrap: HostPort) -> str:
-    """Clients can begin TLS, with whichever certificate. Raises SmokeError."""
+    """Clients can begin TLS, with whichever certificate. Raises OSError."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with socket.create_connection(bootstrap, ATTEMPT_TIMEOUT_S) as opened:
             context.wrap_socket(opened, server_hostname=bootstrap.host).close()
     except OSError as error:
-        raise SmokeError(f"{bootstrap}: TLS failed: {error}") from error
+        raise OSError(f"{bootstrap}: TLS failed: {error}") from error
     return f"{bootstrap} answers with TLS: the addresses of brokers are not checked"
 
 
 def check_admin(url: str) -> str:
-    """The sidecar is ready and serves its metrics. Raises SmokeError."""
+    """The sidecar is ready and serves its metrics. Raises OSError."""
     try:
         for path, expected in (("readyz", b""), ("metrics", b"kquota_")):
             with urllib.request.urlopen(f"{url}/{path}", timeout=ATTEMPT_TIMEOUT_S) as answer:
                 if expected not in answer.read():
-                    raise SmokeError(f"{url}/{path}: no kquota metrics")
+                    raise OSError(f"/{path} has no kquota metrics")
     except OSError as error:
         detail = error.read().decode(errors="replace") if isinstance(error, urllib.error.HTTPError) else ""
-        raise SmokeError(f"{url}: {error} {detail}".strip()) from error
+        raise OSError(f"{url}: {error} {detail}".strip()) from error
     return f"ready, with metrics at {url}/metrics"
 
 
@@ -80,7 +76,7 @@ def insist(check: Callable[[], str], limit_s: float) -> str:
     while True:
         try:
             return check()
-        except SmokeError:
+        except OSError:
             if time.monotonic() >= deadline:
                 raise
         time.sleep(PAUSE_S)
@@ -113,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
             say(insist(partial(check_admin, given.admin), given.limit_s))
         check = check_tls if given.tls else partial(check_brokers, ports=given.broker_ports)
         say(insist(partial(check, given.bootstrap), given.limit_s))
-    except SmokeError as error:
+    except OSError as error:
         say(f"error: {error}", err=True)
         return 1
     return 0
