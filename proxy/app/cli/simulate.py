@@ -30,7 +30,7 @@ from quota.connections import (
 )
 from quota.counter import MutationAlgorithm
 from quota.entity import ANONYMOUS, DEFAULT, Default, Kind, Name
-from quota.ledger import Account, Ledger
+from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 
 _CHARGE_KEYS = ("t_ms", "kind", "user", "client_id", "amount", "strict", "refund")
@@ -49,12 +49,11 @@ class EventError(Exception):
 class Simulation:
     """A ledger on a simulated clock; with `compare`, two of them, one per algorithm of the mutation quota."""
 
-    def __init__(self, config: Config, *, table: QuotaTable | None = None, compare: bool = False) -> None:
+    def __init__(self, config: Config, table: QuotaTable, *, compare: bool) -> None:
         self._config = config
         algorithms = typing.get_args(MutationAlgorithm) if compare else (config.controller_mutation_algorithm,)
         # There are no attackers here: each client keeps its own counter to the end.
         own = {"smooth": False, "max_clients": sys.maxsize}
-        table = to_table(config) if table is None else table
         self._ledgers = {name: new_ledger(config, table, mutation_algorithm=name, **own) for name in algorithms}
         self._ledger = self._ledgers[config.controller_mutation_algorithm]
         self._now_ms: float = 0
@@ -87,10 +86,19 @@ class Simulation:
         if "strict" in event and kind is not Kind.MUTATION:
             raise EventError("strict: expected only with kind mutation")
         refund = _flag(event, "refund", default=False)
-        decisions = {
-            name: _decision(ledger, ledger.account(user, client_id), kind, amount, strict, refund, now_ms)
-            for name, ledger in self._ledgers.items()
-        }
+
+        def decide(ledger: Ledger) -> dict[str, Any]:
+            account, accepted, throttle_ms = ledger.account(user, client_id), True, 0
+            if refund:
+                ledger.refund(account, kind, amount, now_ms)
+            elif kind is Kind.MUTATION:
+                accepted, throttle_ms = ledger.charge_mutation(account, amount, strict, now_ms)
+            else:
+                throttle_ms = ledger.charge(account, kind, amount, now_ms)
+            observed = as_written(ledger.observed(account, kind, now_ms))
+            return {"accepted": accepted, "throttle_ms": throttle_ms, "observed": observed}
+
+        decisions = {name: decide(ledger) for name, ledger in self._ledgers.items()}
         decision = decisions[self._config.controller_mutation_algorithm]
         found = self._ledger.table.resolve(kind, user, client_id)
         result: dict[str, Any] = {
@@ -207,26 +215,12 @@ def _address(value: dict[str, Any], canonical: Callable[[str], str] = canonical_
         raise EventError(f"ip: got {value_text(text)}, expected an IP address") from None
 
 
-def _decision(
-    ledger: Ledger, account: Account, kind: Kind, amount: float, strict: bool, refund: bool, now_ms: float
-) -> dict[str, Any]:
-    accepted, throttle_ms = True, 0
-    if refund:
-        ledger.refund(account, kind, amount, now_ms)
-    elif kind is Kind.MUTATION:
-        accepted, throttle_ms = ledger.charge_mutation(account, amount, strict, now_ms)
-    else:
-        throttle_ms = ledger.charge(account, kind, amount, now_ms)
-    observed = as_written(ledger.observed(account, kind, now_ms))
-    return {"accepted": accepted, "throttle_ms": throttle_ms, "observed": observed}
-
-
 def run(
     config: Config, lines: Iterable[bytes], *, table: QuotaTable | None = None, compare: bool = False
 ) -> Iterator[tuple[bool, dict[str, Any]]]:
     """(True, result) per event and (False, {"line", "error"}) per invalid line, which changes nothing. `table`: limits
     other than the configuration's. `compare`: each mutation with the decision of each algorithm."""
-    simulation = Simulation(config, table=table, compare=compare)
+    simulation = Simulation(config, to_table(config) if table is None else table, compare=compare)
     for count, line in enumerate(lines, 1):
         if not line.strip():
             continue
