@@ -178,6 +178,13 @@ def test_forms_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert kquota("check", "--config", str(path), "--json").stdout == kquota("check", str(path), "-o", "json").stdout
 
 
+def test_wrong_order_of_top_names_the_orders() -> None:
+    done = kquota("top", "--sort", "WRONG")
+    assert done.exit_code == 2
+    assert "'--sort'" in done.stderr
+    assert "'WRONG' is not one of 'use', 'throttled', 'rate', 'name'" in done.stderr
+
+
 def test_version_and_completion() -> None:
     assert kquota("version").stdout == kquota("--version").stdout != ""
     asked = {"COMP_WORDS": "kquota ch", "COMP_CWORD": "1", "_KQUOTA_COMPLETE": "complete_bash"}

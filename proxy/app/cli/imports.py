@@ -104,11 +104,6 @@ def _print(entries: list[dict[str, Any]], form: Form, none: str) -> None:
     show({"quotas": entries}, columns([keys, *rows]), form)
 
 
-@app.callback()
-def _group() -> None:
-    pass
-
-
 @app.command(short_help="Import a cluster's client quotas.")
 def kafka(
     config: Annotated[

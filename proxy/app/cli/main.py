@@ -69,34 +69,34 @@ AdminUrl = Annotated[
 ]
 
 
-def _table_in_force(config: Config) -> QuotaTable:
-    """The limits of a configuration with its overlay; says on stderr if they do not come from it alone."""
+def _on_paper(path: Path) -> tuple[Config, QuotaTable]:
+    """A configuration, and its limits with those of its overlay; says on stderr if they do not come from it alone."""
+    from config.load import load
     from config.overlay import table_in_force
     from proxy.app.cli.check import overlay_text
 
     with errors_reported():
+        config = load(path, on_paper=True)
         table = table_in_force(config)
     if config.quota_settings.source == "cluster":
         text = "warning: quotas.source is cluster: this file does not have the limits, ask a running sidecar (--admin)"
         say(text, err=True)
     elif config.quota_settings.overlay is not None:
         say(f"note: with {overlay_text(config)}", err=True)
-    return table
+    return config, table
 
 
 def _admin_of(context: typer.Context, explicit: str | None, pod: str | None) -> str:
     """The admin port to ask: as given, a pod's while the command runs, KQUOTA_ADMIN's, or this machine's."""
-    from config.model import Admin
+    from proxy.app.cli.admin_client import ADMIN_PORT, forwarded
 
-    if pod is not None:
-        if explicit is not None:
-            raise typer.BadParameter("expected --admin or --pod, not both")
-        from proxy.app.cli.admin_client import forwarded
-
-        with errors_reported():
-            url: str = context.with_resource(forwarded(pod))
-            return url
-    return explicit or os.environ.get(ADMIN_VARIABLE) or f"http://127.0.0.1:{Admin().port}"
+    if pod is None:
+        return explicit or os.environ.get(ADMIN_VARIABLE) or f"http://127.0.0.1:{ADMIN_PORT}"
+    if explicit is not None:
+        raise typer.BadParameter("expected --admin or --pod, not both")
+    with errors_reported():
+        url: str = context.with_resource(forwarded(pod))
+    return url
 
 
 def _print_version(wanted: bool) -> None:
@@ -218,35 +218,25 @@ def explain(
         answer = _explain_on_paper(config, user, client_id or "", address)
         text = explanation_text(answer)
     else:
-        from proxy.app.cli.admin_client import understood
+        from proxy.app.cli.admin_client import get_json, understood
 
         admin = _admin_of(context, admin, pod)
-        answer = _ask(admin, user, client_id, address)
+        given = {"user": user, "client_id": client_id, "ip": address}
+        query = {name: value for name, value in given.items() if value is not None}
         with errors_reported(), understood(admin):
-            text = throttled_text(answer, admin) if "throttled" in answer else explanation_text(answer)
+            answer = get_json(admin, "/explain" if query else "/throttled", query)
+            text = explanation_text(answer) if query else throttled_text(answer, admin)
     show(answer, text, Form.JSON if as_json else form)
 
 
-def _ask(admin: str, user: str | None, client_id: str | None, address: str | None) -> Any:
-    from proxy.app.cli.admin_client import get_json
-
-    given = {"user": user, "client_id": client_id, "ip": address}
-    query = {name: value for name, value in given.items() if value is not None}
-    with errors_reported():
-        return get_json(admin, "/explain" if query else "/throttled", query)
-
-
 def _explain_on_paper(config: Path, user: str | None, client_id: str, address: str | None) -> dict[str, Any]:
-    from config.load import load
     from proxy.app.admin.explain import explanation_json, identity_on_paper
     from quota.ledger import Ledger
 
-    with errors_reported():
-        loaded = load(config, on_paper=True)
+    loaded, table = _on_paper(config)
     name, identity = identity_on_paper(loaded, user)
     addresses = [] if address is None else [address]
-    ledger = Ledger(_table_in_force(loaded))
-    return explanation_json(ledger, name, client_id, identity=identity, at=None, addresses=addresses)
+    return explanation_json(Ledger(table), name, client_id, identity=identity, at=None, addresses=addresses)
 
 
 @app.command(short_help="Simulate quotas against a list of requests.")
@@ -259,13 +249,11 @@ def simulate(
 
     An event: {"t_ms": 0, "kind": "produce", "client_id": "etl", "amount": 1000}
     """
-    from config.load import load
     from proxy.app.cli.simulate import run as run_simulation
 
     failed = False
-    with errors_reported():
-        loaded = load(config, on_paper=True)
-    for good, line in run_simulation(loaded, sys.stdin.buffer, table=_table_in_force(loaded), compare=compare):
+    loaded, table = _on_paper(config)
+    for good, line in run_simulation(loaded, sys.stdin.buffer, table=table, compare=compare):
         failed |= not good
         stream = sys.stdout if good else sys.stderr
         stream.write(ascii_json(line) + "\n")
@@ -456,11 +444,10 @@ def main() -> None:
     try:
         app()
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
+        if error.filename is not None or error.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.ENOSPC:  # the other is `kquota … | head`
-            say(f"error: cannot write the output: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is left to write
+        say(f"error: cannot write the output: {error.strerror}", err=True)
         sys.exit(FAILED)
 
 
