@@ -1,7 +1,9 @@
 """The last 15 minutes: what the page on the admin port draws."""
 
+from proxy.app.admin.explain import Moment
 from proxy.app.admin.history import INTERVAL_S, MAX_COUNTERS, SAMPLES, USED_WITHIN_MS, History
 from proxy.core.telemetry.observer import Counters
+from quota.counter import QuotaCounter
 from quota.entity import DEFAULT, Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -35,6 +37,11 @@ def test_use_and_held_time_of_each_counter() -> None:
     assert one["held"] == [None, 0.0, 0.5]
 
 
+def delayed(history: History, group: QuotaCounter, now_ms: float) -> tuple[str, float, bool] | None:
+    found = history.delayed_json(group, Moment(now_ms, now_ms / 1000))
+    return None if found is None else (found["since"][14:], found["last_minute"], found["earlier"])
+
+
 def test_memory_of_delays() -> None:
     """Delays of each interval from the third on, but for the last: begun then, and in so much of a minute."""
     ledger, _, history = begun()
@@ -46,16 +53,16 @@ def test_memory_of_delays() -> None:
             ledger.note_throttle(etl, Kind.PRODUCE, 40)
         ledger.charge(etl, Kind.PRODUCE, 1000, number * STEP_MS)
         list(history.look(number * STEP_MS))
-        found = history.delayed(group, number * STEP_MS)
+        found = delayed(history, group, number * STEP_MS)
         assert (found is not None) == (number >= 2)
     # The samples of the last minute: 3 to 14.
-    assert history.delayed(group, 14 * STEP_MS) == (2 * STEP_MS, 1.0, False)
+    assert delayed(history, group, 14 * STEP_MS) == ("00:10.000Z", 1.0, False)
     ledger.charge(etl, Kind.PRODUCE, 1, 15 * STEP_MS)
     list(history.look(15 * STEP_MS))
-    assert history.delayed(group, 15 * STEP_MS) is None
+    assert delayed(history, group, 15 * STEP_MS) is None
     ledger.note_throttle(etl, Kind.PRODUCE, 40)
     list(history.look(16 * STEP_MS))
-    assert history.delayed(group, 16 * STEP_MS) == (16 * STEP_MS, 11 / 12, False)
+    assert delayed(history, group, 16 * STEP_MS) == ("01:20.000Z", 11 / 12, False)
 
 
 def test_long_delays_count_until_they_end() -> None:
@@ -72,9 +79,7 @@ def test_long_delays_count_until_they_end() -> None:
             ledger.decisions.note(group, etl.identity, delay_ms, now_ms, 0, 40_000)
         if second % 5 == 0:
             list(history.look(now_ms))
-            found = history.delayed(group, now_ms)
-            assert found is not None
-            assert (found.since_ms, found.last_minute) == (5000.0, min(second / 60, 1.0))
+            assert delayed(history, group, now_ms) == ("00:05.000Z", min(second / 60, 1.0), False)
     (one,) = history.as_json(65_000)["counters"]
     assert all(0.9 < held < 1.1 for held in one["held"][1:-1]), "each second of it counts when it passes"
 

@@ -165,7 +165,7 @@ class AdminApp:
         largest: Largest[QuotaCounter] = Largest(most)
         async for group in self._steps("/throttled", self.ledger.groups()):
             until = max(group.throttled_until, now + group.owed_ms(now))
-            if (until > now or group.waiting or self.history.delayed(group, at.now_ms)) and not group.shadow:
+            if (until > now or group.waiting or at.delayed(group)) and not group.shadow:
                 largest.add((max(until, now + group.line(now).newcomer_ms),), group)
         rows = [
             _row(throttled_row(group, self.ledger, at, self.source.origin))

@@ -50,10 +50,7 @@ class Moment:
 
     def delayed(self, group: QuotaCounter) -> dict[str, Any] | None:
         """Since when a counter delays clients; None: it does not, or too briefly to be in the history."""
-        found = None if self.history is None else self.history.delayed(group, self.now_ms)
-        if found is None:
-            return None
-        return {"since": self.iso(found.since_ms), "earlier": found.earlier, "last_minute": found.last_minute}
+        return None if self.history is None else self.history.delayed_json(group, self)
 
 
 Origin = Callable[[Entity, str], str]

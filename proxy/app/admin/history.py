@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import takewhile
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -16,6 +16,9 @@ from proxy.core.telemetry.observer import Counters
 from quota.counter import QuotaCounter
 from quota.entity import CounterKey, Kind
 from quota.ledger import Ledger
+
+if TYPE_CHECKING:
+    from proxy.app.admin.explain import Moment
 
 INTERVAL_S: Final = 5.0
 SAMPLES: Final = 180
@@ -48,16 +51,6 @@ class _Series:
         part_ms = self.due_ms * elapsed_ms / (elapsed_ms + max(until_ms - now_ms, 0.0))
         self.held.append(part_ms / elapsed_ms)
         self.due_ms -= part_ms
-
-
-class Delayed(NamedTuple):
-    """What is remembered of a counter that delays clients, interval after interval."""
-
-    since_ms: float
-    last_minute: float
-    """Fraction of the last minute's intervals in which it delayed a client."""
-    earlier: bool
-    """It may have begun before: there is nothing older in the history."""
 
 
 class History:
@@ -116,15 +109,18 @@ class History:
             series.peak = max(series.peak, use)
             series.hold(group.usage.throttle_ms, group.throttled_until, elapsed_ms, now_ms)
 
-    def delayed(self, group: QuotaCounter, now_ms: float) -> Delayed | None:
-        """Since when it has delayed clients in every interval; None: not in the latest one."""
+    def delayed_json(self, group: QuotaCounter, at: Moment) -> dict[str, Any] | None:
+        """Since when it has delayed clients in every interval, or `earlier`: nothing older is in the history; and the
+        fraction of the last minute's intervals in which it did. None: not in the latest one."""
         series = self._series.get((group.kind, group.key))
         if series is None or not series.held[-1]:
             return None
         run = len(list(takewhile(bool, reversed(series.held))))
-        minute = [bool(held) for at_ms, held in zip(self._at_ms, series.held, strict=True) if at_ms > now_ms - 60_000.0]
+        minute = [
+            bool(held) for at_ms, held in zip(self._at_ms, series.held, strict=True) if at_ms > at.now_ms - 60_000.0
+        ]
         share = sum(minute) / max(len(minute), 60.0 // INTERVAL_S)
-        return Delayed(self._at_ms[-run], share, run == len(series.held))
+        return {"since": at.iso(self._at_ms[-run]), "earlier": run == len(series.held), "last_minute": share}
 
     def as_json(self, now_ms: float) -> dict[str, Any]:
         """Everything remembered; times are seconds before now, oldest first."""
