@@ -11,7 +11,7 @@ from proxy.app.admin.app import _connection_json, _group_json
 from proxy.app.admin.explain import Moment, Origin, addresses_of, explanation_json, identity_of_connections
 from proxy.app.admin.explain_text import explanation_text, throttled_text
 from proxy.app.admin.history import History
-from proxy.app.cli.top import chosen, page, rows
+from proxy.app.cli.top import Look, chosen, rows
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from quota.admin import Entity
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
@@ -273,7 +273,7 @@ def test_explain_shows_waiting_requests(in_debt: Ledger) -> None:
     assert "waited 4.2 s before it was forwarded: the group was in debt" in text
 
 
-def test_top_and_quotas_show_waiting_connections(in_debt: Ledger) -> None:
+def test_top_and_quotas_show_waiting_connections(in_debt: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     (group,) = (_group_json(in_debt, one, LATER) for one in in_debt.groups(Kind.PRODUCE))
     assert (group["waiting"], group["totals"]["held"], group["totals"]["held_ms"]) == (2, 1, 4200)
     (row,) = rows([group], {}, 0.0)
@@ -282,9 +282,12 @@ def test_top_and_quotas_show_waiting_connections(in_debt: Ledger) -> None:
     waits, calm = rows([others, others | {"waiting": 0}], {}, 0.0)
     assert (waits.state, waits.throttled, calm.throttled) == ("2 waiting", True, False)
     assert chosen([calm, waits], "", "throttled") == [waits, calm]
-    (muted,) = rows([others | {"throttled_for_ms": 5, "waiting": 0}], {}, 0.0)
-    seen = {"states": Counter(_connection_json(one)["state"] for one in WAITING), "total": 4}
-    head = page("http://h", {"total": 2}, seen, [row, muted], [row], "o", 20, 200).renderables[0]  # type: ignore[union-attr]
+    muted = others | {"throttled_for_ms": 5, "waiting": 0}
+    states = Counter(_connection_json(one)["state"] for one in WAITING)
+    answers = {"/quotas": {"groups": [group, muted], "total": 2}, "/connections": {"states": states, "total": 4}}
+    monkeypatch.setattr("proxy.app.cli.top.get_json", lambda admin, path, query: answers[path])
+    head, shown = Look("http://h", "etl", "use").page(20, 200).renderables  # type: ignore[union-attr]
     assert "connections 4 (1 muted, 2 waiting)   counters 2 (2 throttled)" in str(head), "whatever the filter shows"
-    nothing = page("http://h", {"total": 2}, seen, [row, muted], [], "zzz", 20, 200)
-    assert "kind contains 'zzz'" in str(nothing.renderables[1])  # type: ignore[union-attr]
+    assert shown.row_count == 1
+    _, nothing = Look("http://h", "zzz", "use").page(20, 200).renderables  # type: ignore[union-attr]
+    assert "kind contains 'zzz'" in str(nothing)

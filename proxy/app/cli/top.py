@@ -176,30 +176,6 @@ def _cut(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def page(
-    admin: str, quotas: Answer, connections: Answer, every: Rows, found: Rows, text: str, height: int, width: int
-) -> RenderableType:
-    """All of it on one screen: the totals of `every` row, and the rows `found`, which match `text`."""
-    throttled = sum(row.throttled for row in every)
-    states = connections["states"]
-    waits = f", {states['waiting']} waiting" if "waiting" in states else ""
-    head = (
-        f"kquota {visible(admin)}   connections {connections['total']} ({states.get('muted', 0)} muted{waits})   "
-        f"counters {quotas['total']} ({throttled} throttled)"
-    )
-    parts: list[RenderableType] = [_cut(head, "bold")]
-    if not found:
-        none = "No quotas." if quotas["total"] else "No traffic on a quota yet."
-        if text and quotas["total"]:
-            none = f"No counter's user, client-id or kind contains {visible(text)!r}."
-        return Group(*parts, Text(none, style="dim"))
-    most = max(height - 4, 1)
-    parts.append(table(found, most, width))
-    if len(found) > most:
-        parts.append(Text(f"… and {len(found) - most} more", style="dim"))
-    return Group(*parts)
-
-
 class Look:
     """Queries one sidecar repeatedly."""
 
@@ -211,16 +187,29 @@ class Look:
         self._looked_s = time.monotonic()
 
     def page(self, height: int, width: int) -> RenderableType:
-        """Query and render. Raises OSError with one readable sentence."""
-        most = {"limit": str(GROUPS_ASKED)}
-        quotas = get_json(self._admin, "/quotas", most)
+        """All of it on one screen: the totals of every row, and the rows that match. Raises OSError with one readable
+        sentence."""
+        quotas = get_json(self._admin, "/quotas", {"limit": str(GROUPS_ASKED)})
         connections = get_json(self._admin, "/connections", {"limit": "0"})
         now_s = time.monotonic()
         with understood(self._admin):
             every = rows(quotas["groups"], self._before, now_s - self._looked_s)
             self._before, self._looked_s = imposed(quotas["groups"]), now_s
+            states, throttled = connections["states"], sum(row.throttled for row in every)
+            waits = f", {states['waiting']} waiting" if "waiting" in states else ""
+            head = (
+                f"kquota {visible(self._admin)}   connections {connections['total']} "
+                f"({states.get('muted', 0)} muted{waits})   counters {quotas['total']} ({throttled} throttled)"
+            )
             found = chosen(every, self._text, self._sort)
-            return page(self._admin, quotas, connections, every, found, self._text, height, width)
+            if not found:
+                none = "No quotas." if quotas["total"] else "No traffic on a quota yet."
+                if self._text and quotas["total"]:
+                    none = f"No counter's user, client-id or kind contains {visible(self._text)!r}."
+                return Group(_cut(head, "bold"), Text(none, style="dim"))
+            most = max(height - 4, 1)
+            more = [Text(f"… and {len(found) - most} more", style="dim")] if len(found) > most else []
+            return Group(_cut(head, "bold"), table(found, most, width), *more)
 
 
 def look_json(admin: str, text: str, sort: str) -> dict[str, Any]:
