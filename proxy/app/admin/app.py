@@ -111,8 +111,8 @@ class AdminApp:
             "/snapshot": self._list(self._snapshot),
             "/history": self._history_route,
         }
-        index = PlainTextResponse("\n  ".join(["kquota", *endpoints, "/ui\n"]))
-        routes = [Route(path, serve, methods=["GET"]) for path, serve in {"/": index, **endpoints}.items()]
+        endpoints["/"] = PlainTextResponse("\n  ".join(["kquota", *endpoints, "/ui\n"]))
+        routes = [Route(path, serve, methods=["GET"]) for path, serve in endpoints.items()]
         self.asgi = Guard(Starlette(routes=[*routes, *ui.ROUTES]), self.hosts)
 
     async def _serve_metrics(self, request: Request) -> Response:
