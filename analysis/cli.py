@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 import signal
@@ -83,14 +82,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    job = _options_of(options)  # wrong options are reported before a JVM is started
+    job_options = _options_of(options)  # wrong options are reported before a JVM is started
     conf = dict(options.conf)
     _check_output(options.name, options.input, options.output)
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
-        return _stream(options, conf) if options.name == "stream" else _report(options, job, conf)
+        return _stream(options, conf) if options.name == "stream" else _report(options, job_options, conf)
     except (PySparkException, Py4JJavaError) as error:
         raise ReportError(f"Spark failed: {in_short(error)}") from error
 
@@ -98,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
 def _check_output(name: str, source: str, output: str) -> None:
     """Raises WrongUseError if the output cannot be written, or is where the input is."""
     for one in WRITTEN.get(name, (name,)):
-        target = f"{output.rstrip('/')}/{one}"
+        target = f"{output}/{one}"
         if _within(target, source) or _within(source, target):
             raise WrongUseError(f"--output {output}: {target} and --input {source} overlap, expected places apart")
     if "://" in _place(output):
@@ -127,7 +126,7 @@ def _place(text: str) -> str:
     return str(Path(text.removeprefix("file:")).resolve())
 
 
-def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, str]) -> int:
+def _report(options: argparse.Namespace, job_options: dict[str, Any], conf: dict[str, str]) -> int:
     from analysis.days import Days
     from analysis.session import open_session, small
 
@@ -148,20 +147,18 @@ def _report(options: argparse.Namespace, job: dict[str, Any], conf: dict[str, st
             return _compact(spark, options, days)
         from analysis.runner import Asked, make, make_all
 
+        asked = Asked(options.input, options.output, options.grain, job_options, days=days, quiet=options.quiet)
         if options.name == "all":
-            asked = Asked(options.input, options.output, options.grain, {}, days=days)
-            text, failed = make_all(spark, job["reports"], asked, quiet=options.quiet)
-            print(text)
-            for name, reason in failed.items():
-                _complain(f"{name}: {reason}", FAILED)
-            return FAILED if failed else OK
-        result = make(
-            spark, options.name, options.input, options.output, options.grain, job, quiet=options.quiet, days=days
-        )
+            without = [ONLY_FOR[option] for option in NEEDED if getattr(options, option) is None]
+            result, failed = make_all(spark, [name for name in JOBS if name not in (*NOT_REPORTS, *without)], asked)
+        else:
+            result, failed = make(spark, options.name, asked), {}
     finally:
         spark.stop()
     print(result)
-    return OK
+    for name, reason in failed.items():
+        _complain(f"{name}: {reason}", FAILED)
+    return FAILED if failed else OK
 
 
 def _compact(spark: SparkSession, options: argparse.Namespace, days: Days) -> int:
@@ -171,8 +168,8 @@ def _compact(spark: SparkSession, options: argparse.Namespace, days: Days) -> in
         print(visible(line), flush=True)
 
     settings = CompactSettings(
-        options.input.rstrip("/"), options.output.rstrip("/"), days, options.settle, options.keep_days,
-        options.delete_input, form=options.format,
+        options.input, options.output, days, options.settle, options.keep_days, options.delete_input,
+        form=options.format,
     )  # fmt: skip
     if not compact(spark, settings, say):
         say("nothing new")
@@ -194,8 +191,8 @@ def _stream(options: argparse.Namespace, conf: dict[str, str]) -> int:
         conf.setdefault("spark.jars.packages", kafka_package())
     properties = streaming.read_properties(options.kafka_config) | dict(options.kafka)
     settings = streaming.StreamSettings(
-        options.input, options.output.rstrip("/"), options.alerts, options.delay, options.trigger, options.once,
-        options.batch, properties,
+        options.input, options.output, options.alerts, options.delay, options.trigger, options.once, options.batch,
+        properties,
     )  # fmt: skip
     metrics = None
     if options.metrics is not None:
@@ -230,48 +227,27 @@ NEEDED = ("prices", "candidate")
 
 
 def _options_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What the job needs besides the records; for `all`, by report."""
-    importlib.import_module("pyspark")  # so that its absence is reported as such
-    given = {option for option in ONLY_FOR if getattr(options, option) is not None}
-    if options.name == "all":
-        without = [ONLY_FOR[option] for option in NEEDED if option not in given]
-        names = [name for name in JOBS if name not in (*NOT_REPORTS, *without)]
-        return {"reports": {name: _options_for(name, options) for name in names}}
-    for option, owner in ONLY_FOR.items():
-        if option in given and options.name != owner:
-            raise WrongUseError(f"--{option} is for {owner}, not for {options.name}")
-        if option in NEEDED and option not in given and options.name == owner:
-            raise WrongUseError(f"{owner} needs --{option} FILE")
-    return _options_for(options.name, options)
-
-
-def _options_for(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """What jobs need besides the records, under the names that the options have here."""
     from analysis.owners import Owners, PriceModel, load
 
-    owners = {} if options.owners is None else {"owners": load(Owners, "--owners", options.owners)}
-    if name == "chargeback":
-        prices = load(PriceModel, "--prices", options.prices)
+    for option, owner in ONLY_FOR.items():
+        given = getattr(options, option) is not None
+        if given and options.name not in (owner, "all"):
+            raise WrongUseError(f"--{option} is for {owner}, not for {options.name}")
+        if not given and option in NEEDED and options.name == owner:
+            raise WrongUseError(f"{owner} needs --{option} FILE")
+    found = vars(options) | {"capacity": dict(options.capacity)}
+    if options.owners is not None:
+        found["owners"] = load(Owners, "--owners", options.owners)
+    if options.prices is not None:
+        found["prices"] = prices = load(PriceModel, "--prices", options.prices)
         if prices.payer == "team" and options.owners is None:
             raise WrongUseError(
                 f"--prices {options.prices}: payer: got 'team', which needs --owners FILE: whose clients they are"
             )
-        return owners | {"prices": prices}
-    if name == "whatif":
-        candidates = _candidates(options.candidate, options.sweep)
-        return owners | {"candidates": candidates, "at_most": options.at_most / 100}
-    if name == "slo":
-        if options.target == 100:
-            raise WrongUseError("--target 100: expected less than 100, such as 99.9")
-        return owners | {"target": options.target / 100}
-    if name == "anomalies":
-        return owners | {"recent_days": options.recent}
-    capacity = {}
-    for kind, value in options.capacity:
-        with suppress(ValueError):
-            capacity[kind] = float(value)
-        if kind not in ("produce", "fetch") or not 0 < capacity.get(kind, 0) < float("inf"):
-            raise WrongUseError(f"--capacity {kind}={value}: expected produce=BYTES or fetch=BYTES, per second")
-    return owners | {"headroom": options.headroom, "capacity": capacity, "horizon_days": options.horizon}
+    if options.candidate is not None:
+        found["candidates"] = _candidates(options.candidate, options.sweep)
+    return found
 
 
 def _candidates(files: Sequence[str], sweep: Sequence[float] | None) -> dict[str, CandidateQuotas]:
@@ -320,7 +296,13 @@ _FACTORS = _checked(
     lambda text: sorted({float(one) for one in text.split(",")}),
     lambda values: all(0 < value < float("inf") for value in values),
 )
-_PERCENT = _between(float, 0, 100, "percent of the time, from 0 to 100")
+_PERCENT = _checked("percent of the time, from 0 to 100", lambda text: float(text) / 100, lambda share: 0 <= share <= 1)
+_TARGET = _checked("percent below 100, such as 99.9", lambda text: float(text) / 100, lambda share: 0 <= share < 1)
+_CAPACITY = _checked(
+    "produce=BYTES or fetch=BYTES, per second",
+    lambda text: (text.partition("=")[0], float(text.partition("=")[2])),
+    lambda pair: pair[0] in ("produce", "fetch") and 0 < pair[1] < float("inf"),
+)
 _HEADROOM = _between(float, 0, 10, "a number from 0 to 10, such as 0.25 for a quarter more")
 _DAYS = _between(float, 0.001, 366, "days, such as 7")
 _HORIZON = _between(int, 1, 730, "whole days, from 1 to 730")
@@ -337,25 +319,28 @@ _PAIR = _checked("NAME=VALUE", lambda text: text.split("=", 1), lambda pair: len
 
 def _add_options(add: Callable[..., object]) -> None:
     file = partial(add, metavar="FILE")
-    percent = partial(add, type=_PERCENT, metavar="PERCENT")
     span = partial(add, type=_SPAN, metavar="TIME")
     pairs = partial(add, type=_PAIR, action="append", default=[])
     add("--input", required=True, help="usage records (JSON lines, or Parquet): a file, a directory or a glob")
-    add("--output", required=True, help="directory for the results; each report writes to a subdirectory")
+    output = "directory for the results; each report writes to a subdirectory"
+    add("--output", required=True, type=lambda place: place.rstrip("/"), help=output)
     add("--from", type=_DAY, dest="first", metavar="DAY", help="the first day to read (UTC), such as 2026-08-01")
     add("--to", type=_DAY, dest="last", metavar="DAY", help="the last day to read, inclusive")
     add("--grain", type=_GRAIN, default=60, metavar="S", help="time bucket of fleet-wide rates, in seconds (60)")
     file("--prices", help="chargeback: the price model (YAML)")
     file("--candidate", action="append", help="whatif: quotas to try (YAML, or JSON of `kquota check`); repeatable")
     add("--sweep", type=_FACTORS, metavar="X,X,…", help="whatif: multiply each candidate's limits by each factor")
-    percent("--at-most", default=1.0, help="whatif: acceptable share of time that a group is delayed (1)")
+    at_most = "whatif: acceptable share of time that a group is delayed (1)"
+    add("--at-most", type=_PERCENT, default=0.01, metavar="PERCENT", help=at_most)
     add("--headroom", type=_HEADROOM, default=0.25, metavar="X", help="recommend: fraction added to the need (0.25)")
     capacity = "capacity, forecast: produce=BYTES or fetch=BYTES per second of the clusters; repeatable"
-    pairs("--capacity", metavar="KIND=BYTES", help=capacity)
+    add("--capacity", type=_CAPACITY, action="append", default=[], metavar="KIND=BYTES", help=capacity)
     file("--owners", help="teams (YAML): adds the team of each client to tables")
-    percent("--target", default=99.0, help="slo: target share of time and requests without delay (99)")
-    add("--recent", type=_DAYS, default=7.0, metavar="DAYS", help="anomalies: length of the recent period (7)")
-    add("--horizon", type=_HORIZON, default=90, metavar="DAYS", help="forecast: how many days ahead to look (90)")
+    target = "slo: target share of time and requests without delay (99)"
+    add("--target", type=_TARGET, default=0.99, metavar="PERCENT", help=target)
+    days = partial(add, metavar="DAYS")
+    days("--recent", type=_DAYS, default=7.0, dest="recent_days", help="anomalies: length of the recent period (7)")
+    days("--horizon", type=_HORIZON, default=90, dest="horizon_days", help="forecast: how many days to look ahead (90)")
     add("--settle", type=_HOURS, default=2.0, metavar="H", help="compact: hours to wait after a day has ended (2)")
     add("--keep-days", type=_KEEP, metavar="N", help="compact: delete days from the output that are older than N days")
     form = "compact: format of a new store (files); reports: format of a remote store"

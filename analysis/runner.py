@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,11 +22,25 @@ from analysis.store import Store
 from config.visible import visible
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The input of reports, and their options."""
+
+    source: str
+    output: str
+    grain_s: int
+    options: Mapping[str, Any]
+    """By name; each report takes its own."""
+    now_ms: int | None = None
+    days: Days = EVERY_DAY
+    quiet: bool = False
+
+
 @dataclass(slots=True)
 class _Records:
     """The input, read and checked once: for one report, or for all."""
 
-    columns: Sequence[str]
+    columns: Collection[str]
     staging: str
     rolled: bool = False
     """Rollups will do in place of records."""
@@ -50,65 +63,36 @@ class _Records:
         return self.intake
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The input of a report, and its options."""
-
-    source: str
-    output: str
-    grain_s: int
-    options: Mapping[str, Any]
-    now_ms: int | None = None
-    days: Days = EVERY_DAY
-    others: Collection[str] = ()
-    """The names of all reports that are made together; their pages link to each other."""
-    records: _Records | None = None
+def make(spark: SparkSession, name: str, asked: Asked) -> str:
+    """Make the report `name` in a directory of that name below the output; returns text for the person who asked."""
+    return _lines(_made(spark, name, asked), asked)
 
 
-def make(
-    spark: SparkSession,
-    name: str,
-    source: str,
-    output: str,
-    grain_s: int,
-    options: Mapping[str, Any],
-    *,
-    quiet: bool = False,
-    now_ms: int | None = None,
-    days: Days = EVERY_DAY,
-) -> str:
-    """Make the report `name` in a directory of that name below `output`; returns text for the person who asked."""
-    asked = Asked(source, output.rstrip("/"), grain_s, options, now_ms, days)
-    entry = _whole(spark, name, asked, quiet=quiet)
-    return _lines(entry, f"{asked.output}/{name}/report.html")
-
-
-def make_all(
-    spark: SparkSession, names: Mapping[str, Mapping[str, Any]], asked: Asked, *, quiet: bool = False
-) -> tuple[str, dict[str, str]]:
-    """Make several reports (name -> its options) and `index.html`; returns text for people, and why some failed. Raises
-    ReportError when none could be made."""
-    names = dict(sorted(names.items(), key=lambda one: one[0] != "chargeback"))  # cost comes first
-    asked = replace(asked, output=asked.output.rstrip("/"), others=names)
+def make_all(spark: SparkSession, names: Collection[str], asked: Asked) -> tuple[str, dict[str, str]]:
+    """Make several reports and `index.html`; returns text for people, and why some failed. Raises ReportError when none
+    could be made."""
+    names = sorted(names, key=lambda name: name != "chargeback")  # cost comes first
+    records = None
+    # A store has rollups and columns of their own for each report, which cost less than all columns.
+    if not Store(spark, asked.source).exists():
+        columns = {one: None for name in names for one in _job(name).COLUMNS}
+        records = _Records(columns, f"{asked.output}/_staging")
     entries, failed = [], {}
-    with contextlib.ExitStack() as stack:
-        # A store has rollups and columns of their own for each report, which cost less than all columns.
-        if not Store(spark, asked.source).exists():
-            columns = {one: None for name in names for one in _job(name).COLUMNS}
-            asked = replace(asked, records=_Records(list(columns), f"{asked.output}/_staging"))
-            stack.callback(delete, spark, f"{asked.output}/_staging")
-        for name, options in names.items():
+    try:
+        for name in names:
             try:
-                entries.append(_whole(spark, name, replace(asked, options=options), quiet=quiet))
+                entries.append(_made(spark, name, asked, records, names))
             except WrongUseError:
                 raise
             except Exception as error:
                 failed[name] = in_short(error)
+    finally:
+        delete(spark, f"{asked.output}/_staging")
     if not entries:
         raise ReportError("; ".join(f"{name}: {text}" for name, text in failed.items()))
     index = f"{asked.output}/index.html"
     write_text(spark, index, render_index(entries, failed))
-    lines = [_lines(one, f"{asked.output}/{one.name}/report.html", quality=False) for one in entries]
+    lines = [_lines(one, asked, quality=False) for one in entries]
     lines += [visible(f"  {text}") for text in entries[0].quality.sentences()]
     return "\n".join([*lines, f"  {index}"]), failed
 
@@ -117,24 +101,29 @@ def _job(name: str) -> Any:
     return importlib.import_module(f"analysis.jobs.{name}")
 
 
-def _lines(entry: IndexEntry, page: str, *, quality: bool = True) -> str:
+def _lines(entry: IndexEntry, asked: Asked, *, quality: bool = True) -> str:
+    page = f"{asked.output}/{entry.name}/report.html"
     texts = [*entry.findings, *(entry.quality.sentences() if quality else ()), page]
     return "\n".join(visible(line) for line in [entry.title, *(f"  {text}" for text in texts)])
 
 
-def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> IndexEntry:
+def _made(
+    spark: SparkSession, name: str, asked: Asked, records: _Records | None = None, others: Collection[str] = ()
+) -> IndexEntry:
+    """One report. `records`: those that are shared with `others`, the names of all reports that are made together,
+    whose pages link to each other."""
     began_s = time.monotonic()
 
     def step(name: str) -> None:
-        if not quiet:
+        if not asked.quiet:
             print(f"[{time.monotonic() - began_s:5.0f} s] {name}", file=sys.stderr, flush=True)
 
     job = _job(name)
     directory = f"{asked.output}/{name}"
     staging = f"{directory}/_staging"
-    records = asked.records or _Records(job.COLUMNS, staging, getattr(job, "ROLLED", False))
+    records = records or _Records(job.COLUMNS, staging, getattr(job, "ROLLED", False))
 
-    def made() -> IndexEntry:
+    def whole() -> IndexEntry:
         step(f"{name}: reading and checking records")
         intake = records.read(spark, asked)
         grain = grain_for(asked.grain_s, intake.quality.interval_s)
@@ -154,11 +143,11 @@ def _whole(spark: SparkSession, name: str, asked: Asked, *, quiet: bool) -> Inde
             write_text(spark, f"{directory}/{file}", text)
         now = {f"{one}.{suffix}" for one in (*tables, "instances") for suffix in ("csv", "parquet")}
         delete_earlier(spark, directory, now | content.files.keys())
-        page = render(report, content, tables, intake.quality, here=name, others=asked.others)
+        page = render(report, content, tables, intake.quality, here=name, others=others)
         write_text(spark, f"{directory}/report.html", page)
         return IndexEntry(name, report.title, report.question, content.findings, intake.quality)
 
     try:
-        return without_unreadable(asked.source, records.unreadable, made)
+        return without_unreadable(asked.source, records.unreadable, whole)
     finally:
         delete(spark, staging)

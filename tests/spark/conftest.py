@@ -46,12 +46,14 @@ def spark() -> Iterator[SparkSession]:
 def report(spark: SparkSession, tmp_path: Path) -> Make:
     """report(name, records, **options) -> what is printed, and where the files are. The page must be in order."""
 
-    from analysis.runner import make
+    from analysis.runner import Asked, make
 
     def made(name: str, rows: list[Row], **options: Any) -> tuple[str, Path]:
         write(tmp_path / "in", rows)
         now_ms = T0_MS + 30 * DAY_MS
-        printed = make(spark, name, str(tmp_path / "in"), str(tmp_path / "out"), 60, options, quiet=True, now_ms=now_ms)
+        printed = make(
+            spark, name, Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, options, quiet=True, now_ms=now_ms)
+        )
         page = (tmp_path / "out" / name / "report.html").read_text()
         assert not re.search(r"<script[^>]|<link|(src|href)=.https?:", page)  # needs nothing but itself
         assert "<evil>" not in page

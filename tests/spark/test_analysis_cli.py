@@ -64,7 +64,7 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
         ("usage --input d*s --output docs/reports/", "docs/reports/usage and --input d*s overlap"),
         ("usage --input x --output Makefile/y", "--output Makefile/y: {}/Makefile is a file, expected"),
         ("usage --input x --output y --grain x", "--grain: expected a number of seconds that divid"),
-        ("capacity --input x --output y --capacity fetch=inf", "--capacity fetch=inf: expected"),
+        ("capacity --input x --output y --capacity fetch=inf", "--capacity: expected produce=BYTES or fetch"),
         ("stream --input x --output y --batch 0", "--batch: expected a whole number of at least 1"),
         ("stream --input x --output y --delay banana", "such as 10 minutes, got banana"),
         ("stream --input x --output y --trigger often", "--trigger: expected a time as Spark has"),

@@ -19,7 +19,7 @@ from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import write_text
 from analysis.intake import UNREADABLE
-from analysis.runner import make
+from analysis.runner import Asked, make
 from analysis.store import STALE_MS, Store
 from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, not_before_4, record, table, watched, write
 
@@ -60,7 +60,7 @@ def run(spark: SparkSession, raw: Path, **more: object) -> tuple[int, list[str]]
 def report(
     spark: SparkSession, name: str, source: Path, out: Path, options: dict[str, Any], *, grain_s: int = 60, **more: Any
 ) -> str:
-    return make(spark, name, str(source), str(out), grain_s, options, quiet=True, now_ms=NOW_MS, **more)
+    return make(spark, name, Asked(str(source), str(out), grain_s, options, quiet=True, now_ms=NOW_MS, **more))
 
 
 def files(raw: Path) -> dict[str, int]:
@@ -264,7 +264,7 @@ def test_compacts_one_at_a_time(spark: SparkSession, raw: Path) -> None:
     with pytest.raises(ReportError, match=r"another compaction is running \(on elsewhere, last seen \d+ s ago\)"):
         run(spark, raw)
     with pytest.raises(ReportError, match="store: this store has no records yet"):
-        make(spark, "usage", str(raw.parent / "store"), str(raw.parent / "out"), 60, {}, quiet=True)
+        make(spark, "usage", Asked(str(raw.parent / "store"), str(raw.parent / "out"), 60, {}, quiet=True))
     long_ago = lock.stat().st_mtime - STALE_MS / 1000 - 10
     os.utime(lock, (long_ago, long_ago))
     assert run(spark, raw, days=Days(last=date(2025, 10, 20)))[0] == 1

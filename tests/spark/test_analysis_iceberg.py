@@ -15,7 +15,7 @@ import pytest
 
 from analysis.compact import CompactSettings, compact
 from analysis.errors import ReportError
-from analysis.runner import make
+from analysis.runner import Asked, make
 from analysis.store import EXTENSION, package, session_conf
 from tests.support.iceberg_steps import DAYS, NOW_MS, OPTIONS, REPORT
 from tests.support.spark_tools import record, table, write
@@ -65,7 +65,7 @@ def test_iceberg_merges_late_and_repeated_records(spark: SparkSession, tmp_path:
             settings = CompactSettings(str(tmp_path / source), str(tmp_path / "files"))
             compact(spark, settings, lambda _: None, now_ms=NOW_MS)
         of_files = str(tmp_path / "of-files")
-        make(spark, REPORT, str(tmp_path / "files"), of_files, 60, OPTIONS, quiet=True, now_ms=NOW_MS)
+        make(spark, REPORT, Asked(str(tmp_path / "files"), of_files, 60, OPTIONS, quiet=True, now_ms=NOW_MS))
         out, told_errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, told_errors[-5000:]
     assert f"{DAYS[0]}: 4 files of " in out
@@ -99,7 +99,7 @@ def test_iceberg_merges_late_and_repeated_records(spark: SparkSession, tmp_path:
         assert sums[0] == sums[1]
     # This Spark has no Iceberg, and says how to get it.
     with pytest.raises(ReportError, match=f"add --format iceberg, .* --packages {package()}"):
-        make(spark, "usage", str(tmp_path / "table"), str(tmp_path / "no"), 60, {}, quiet=True, now_ms=NOW_MS)
+        make(spark, "usage", Asked(str(tmp_path / "table"), str(tmp_path / "no"), 60, {}, quiet=True, now_ms=NOW_MS))
 
 
 def test_iceberg_session_has_its_packages(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from analysis.days import Days
 from analysis.errors import ReportError, WrongUseError
 from analysis.files import unreadable_file
 from analysis.intake import UNREADABLE, checked_lines, read
-from analysis.runner import make
+from analysis.runner import Asked, make
 from quota.record import SCHEMA_VERSION, spark_ddl, to_line
 from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, not_before_4, record, table, write
 
@@ -59,7 +59,9 @@ def test_bad_rows_are_counted_and_the_good_ones_used(spark: SparkSession, tmp_pa
     write(tmp_path / "in", [*good, set_back, *renamed, to_line(good[2]), to_line(good[2])])
     write(tmp_path / "in", [row for rows in bad.values() for row in rows], "some/where/else.txt")
     write(tmp_path / "in", [to_line(record(9, 90))[:-40]], "cut-off.jsonl")  # no newline at its end
-    printed = make(spark, "usage", str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
+    printed = make(
+        spark, "usage", Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
+    )
     out = tmp_path / "out" / "usage"
     aside = json_lines(out / "set-aside")
     counts = {name: sum(row["reason"] == name for row in aside) for name in bad}
@@ -128,7 +130,7 @@ def test_files_that_cannot_be_read_are_set_aside_whole(
     for place, expected in bad.items():
         if place == parquet_in:  # named by Spark
             expected |= {path.name for path in (parquet_in / "types").glob("*.parquet")}
-        printed = make(spark, "usage", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS)
+        printed = make(spark, "usage", Asked(str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=NOW_MS))
         assert "Used: 4 records of 1 instance" in printed
         assert f"Set aside entirely: {len(expected)} file{'s' * (len(expected) > 1)}, {UNREADABLE}: " in printed
         assert ("JSON lines next to Parquet are not read" in printed) == (place == parquet_in)

@@ -12,7 +12,7 @@ import pytest
 
 from analysis.levels import CandidateQuotas
 from analysis.owners import PriceModel
-from analysis.runner import make
+from analysis.runner import Asked, make
 from benchmarks.suites.analysis_queries import queries
 from quota.entity import DEFAULT
 from quota.table import Entry, QuotaTable
@@ -62,7 +62,9 @@ def made(spark: SparkSession, fleet: Path, out: Path) -> Callable[[str], list[st
     @cache
     def report(name: str) -> list[str]:
         with watched(spark) as seen:
-            make(spark, name, f"{fleet}/0*", str(out), 60, OPTIONS[name], quiet=True, now_ms=START_MS + 9 * DAY_MS)
+            make(
+                spark, name, Asked(f"{fleet}/0*", str(out), 60, OPTIONS[name], quiet=True, now_ms=START_MS + 9 * DAY_MS)
+            )
         return seen
 
     return report

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from analysis.runner import make
+from analysis.runner import Asked, make
 from quota import record
 from quota.entity import Kind
 from quota.record import Row
@@ -86,7 +86,7 @@ def test_the_report_on_throttling_reads_both(spark: SparkSession, tmp_path: Path
             frame.coalesce(1).write.parquet(str(tmp_path / "columns" / name))
         place = tmp_path / "columns"
     now_ms = T0_MS + 30 * DAY_MS
-    printed = make(spark, "throttling", str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=now_ms)
+    printed = make(spark, "throttling", Asked(str(place), str(tmp_path / "out"), 60, {}, quiet=True, now_ms=now_ms))
     clients = {row["client_id"]: row for row in table(tmp_path / "out" / "throttling", "clients")}
     assert floats(clients["old"], "delayed_seconds", "held_seconds") == [4, 0]
     assert floats(clients["new"], "delayed_seconds", "held_seconds") == [6, 5]

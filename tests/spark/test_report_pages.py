@@ -51,7 +51,9 @@ def pages(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
     write(folder / "in", rows)
     made = {}
     for name in ("usage", "noisy", "recommend", "throttling"):
-        make(spark, name, str(folder / "in"), str(folder / "out"), 60, {}, quiet=True, now_ms=T0_MS + 30 * DAY_MS)
+        make(
+            spark, name, Asked(str(folder / "in"), str(folder / "out"), 60, {}, quiet=True, now_ms=T0_MS + 30 * DAY_MS)
+        )
         made[name] = folder / "out" / name / "report.html"
     return made
 
@@ -140,11 +142,10 @@ def test_page_script_is_the_published_one() -> None:
 
 def test_index_links_all_reports(spark: SparkSession, tmp_path: Path, browse: Browse) -> None:
     write(tmp_path / "in", [record(n, n * 10, produce_bytes=MB, requests=5) for n in range(1, 20)])
-    asked = Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, {}, T0_MS + 30 * DAY_MS)
+    asked = Asked(str(tmp_path / "in"), str(tmp_path / "out"), 60, {"target": 0.99}, T0_MS + 30 * DAY_MS, quiet=True)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/noisy").touch()
-    names: dict[str, dict[str, float]] = {"usage": {}, "slo": {"target": 0.99}, "chargeback": {}, "noisy": {}}
-    printed, failed = make_all(spark, names, asked, quiet=True)
+    printed, failed = make_all(spark, ["usage", "slo", "chargeback", "noisy"], asked)
     assert list(failed) == ["chargeback", "noisy"]  # the first lacks a required option
     assert re.search("java.+Exception.+noisy", failed["noisy"])
     assert "1 client produced 19 MB" in printed

@@ -15,7 +15,7 @@ from analysis import cli
 from analysis.compact import CompactSettings, compact
 from analysis.days import Days
 from analysis.intake import read
-from analysis.runner import make
+from analysis.runner import Asked, make
 from analysis.session import open_session
 from analysis.store import Store, session_conf
 from tests.support.spark_tools import DAY_MS, QUICK, T0_MS, watched
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
         state.unlink()
     run("raw", form="iceberg")
     steps["again"] = state_of(spark, table)
-    make(spark, REPORT, str(table), str(folder / "of-table"), 60, OPTIONS, quiet=True, now_ms=NOW_MS)
+    make(spark, REPORT, Asked(str(table), str(folder / "of-table"), 60, OPTIONS, quiet=True, now_ms=NOW_MS))
     # Five files of one day and cluster are rewritten as one.
     records = Store(spark, str(table)).table
     assert records is not None
