@@ -67,8 +67,7 @@ def compact(
 ) -> int:
     """Bring the store up to date, day by day; returns how many days were written. Raises ReportError when another run
     is in progress, WrongUseError when there are no days of JSON lines to be read."""
-    began_ms = int(time.time() * 1000)
-    now_ms = began_ms if now_ms is None else now_ms
+    now_ms = int(time.time() * 1000) if now_ms is None else now_ms
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     if Store(spark, settings.source).exists():
         raise WrongUseError(f"--input {settings.source}: got a store, expected the records that sidecars wrote")
@@ -79,7 +78,7 @@ def compact(
     settled = str((now - timedelta(hours=settings.settle_h)).date() - timedelta(days=1))
     oldest = "" if settings.keep_days is None else str(now.date() - timedelta(days=settings.keep_days))
     store.take_format(settings.form)
-    store.lock(began_ms)
+    store.lock()
     usual = str(spark.conf.get(OPEN_COST))
     spark.conf.set(OPEN_COST, str(OPENING_BYTES))
     try:

@@ -20,6 +20,7 @@ import hashlib
 import json
 import re
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ OLD_METADATA: Final = 20
 _VIEW: Final = "kquota_new_records"
 WORDS = "words"
 """The rollup that says which records the others cover."""
-STALE_MS = 2 * 3_600_000
+STALE_S = 2 * 3600
 """A lock that has not been touched for this long belonged to a run that was killed. It is touched with each day."""
 
 
@@ -106,7 +107,9 @@ class IcebergRecords:
     def read(self) -> DataFrame:
         """All records, with `date` and `cluster`; missing fields are null. Raises ReportError without Iceberg."""
         self.open()
-        return self._with_all_fields(self.spark.table(self.name))
+        rows = self.spark.table(self.name)
+        missing = [field for field in FIELDS if field.name not in rows.columns]
+        return rows.withColumns({field.name: F.lit(None).cast(field.type) for field in missing})
 
     def merge(self, day: str, rows: DataFrame) -> DataFrame:
         """Insert, in one commit, those of these records (with `cluster`) that the table does not have; returns all of
@@ -127,7 +130,7 @@ class IcebergRecords:
             f"CALL {self.catalog}.system.rewrite_data_files(table => 'records', strategy => 'sort', "
             f"sort_order => '{', '.join(ORDER)}', where => 'date = \"{day}\"')"
         )
-        return self._with_all_fields(self.spark.table(self.name)).where(F.col("date") == day)
+        return self.read().where(F.col("date") == day)
 
     def files(self, day: str) -> tuple[int, int]:
         """Number and bytes of the day's files."""
@@ -183,17 +186,6 @@ class IcebergRecords:
         if missing:
             self.spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({', '.join(missing)})")
 
-    def _with_all_fields(self, rows: DataFrame) -> DataFrame:
-        known = set(rows.columns)
-        return rows.select(
-            *(
-                F.col(field.name) if field.name in known else F.lit(None).cast(field.type).alias(field.name)
-                for field in FIELDS
-            ),
-            "date",
-            "cluster",
-        )
-
 
 def parquet_ddl() -> str:
     """The columns of records in Parquet; integers may be wider, which Spark reads from 4.0 on (SPARK-40876)."""
@@ -244,11 +236,9 @@ class Store:
 
     def read(self) -> DataFrame:
         """All of it, with the columns `date` and `cluster` that directories are named by."""
-        schema = f"{parquet_ddl()}, date STRING, cluster STRING"
         if self.table is not None:
-            columns = (one.split(" ") for one in schema.split(", "))
-            return self.table.read().select(*(F.col(name).cast(kind).alias(name) for name, kind in columns))
-        return self.spark.read.schema(schema).parquet(self.records)
+            return self.table.read()
+        return self.spark.read.schema(f"{parquet_ddl()}, date STRING, cluster STRING").parquet(self.records)
 
     def rollup(self, name: str, days: Days) -> DataFrame | None:
         """The rollups `name` of these days; None if some day with records has none."""
@@ -308,17 +298,17 @@ class Store:
             delete(self.spark, place)
         self._forget_states(day)
 
-    def lock(self, now_ms: int) -> None:
+    def lock(self) -> None:
         """Lock the store. Raises ReportError when another run is in progress."""
         path = f"{self.place}/_compacted/lock"
         system, lock = file_system(self.spark, path)
         if system.exists(lock):
-            age_ms = now_ms - int(system.getFileStatus(lock).getModificationTime())
-            if age_ms < STALE_MS:
+            age_s = max(time.time() - system.getFileStatus(lock).getModificationTime() / 1000, 0)
+            if age_s < STALE_S:
                 raise ReportError(
                     f"{path}: another compaction is running ({(read_text(self.spark, path) or '').strip()}, last seen "
-                    f"{max(age_ms, 0) // 1000} s ago). If it was killed, delete that file, or wait until it is "
-                    f"{STALE_MS // 3_600_000} h old"
+                    f"{age_s:.0f} s ago). If it was killed, delete that file, or wait until it is {STALE_S / 3600:g} h "
+                    "old"
                 )
             system.delete(lock, False)
         try:

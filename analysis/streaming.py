@@ -95,26 +95,16 @@ def late_rows(progress: Mapping[str, Any]) -> int:
 
 
 def lag_messages(progress: Mapping[str, Any]) -> int | None:
-    """How many messages of its topics a batch has left; None if the source is not a topic."""
-    found = None
-    for source in progress["sources"]:
-        last, read = (_offsets(source.get(name)) for name in ("latestOffset", "endOffset"))
-        if last is not None and read is not None:
-            left = sum(max(offset - read.get(place, 0), 0) for place, offset in last.items())
-            found = left if found is None else found + left
-    return found
-
-
-def _offsets(value: Any) -> dict[tuple[str, str], int] | None:
-    """Kafka's offsets by topic and partition. Spark reports them as an object, or as the text of one."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return None
-    if not isinstance(value, Mapping) or not all(isinstance(one, Mapping) for one in value.values()):
+    """How many messages of its topic a batch has left; None if the source is not a topic."""
+    (source,) = progress["sources"]
+    latest, read = source["latestOffset"], source["endOffset"]
+    if latest is None or read is None:
         return None
-    return {(topic, part): int(offset) for topic, parts in value.items() for part, offset in parts.items()}
+    return sum(
+        max(offset - read.get(topic, {}).get(part, 0), 0)
+        for topic, parts in latest.items()
+        for part, offset in parts.items()
+    )
 
 
 def listen_address(text: str) -> tuple[str, int]:

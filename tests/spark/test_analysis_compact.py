@@ -20,7 +20,7 @@ from analysis.errors import ReportError, WrongUseError
 from analysis.files import write_text
 from analysis.intake import UNREADABLE
 from analysis.runner import Asked, make
-from analysis.store import STALE_MS, Store
+from analysis.store import STALE_S, Store
 from tests.support.spark_tools import DAY_MS, T0_MS, json_lines, not_before_4, record, table, watched, write
 
 pytestmark = pytest.mark.long
@@ -265,7 +265,7 @@ def test_compacts_one_at_a_time(spark: SparkSession, raw: Path) -> None:
         run(spark, raw)
     with pytest.raises(ReportError, match="store: this store has no records yet"):
         make(spark, "usage", Asked(str(raw.parent / "store"), str(raw.parent / "out"), 60, {}, quiet=True))
-    long_ago = lock.stat().st_mtime - STALE_MS / 1000 - 10
+    long_ago = lock.stat().st_mtime - STALE_S - 10
     os.utime(lock, (long_ago, long_ago))
     assert run(spark, raw, days=Days(last=date(2025, 10, 20)))[0] == 1
     state = next(lock.parent.glob("*.json"))
