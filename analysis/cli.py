@@ -47,7 +47,6 @@ OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 HOUR_S = 3600
 _T = TypeVar("_T")
 INSTALL = "pip install 'kquota[analysis]'"
-_PACKAGES = ("pyspark", "py4j", "matplotlib", "jinja2", "yaml", "statsmodels", "pydantic")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,9 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] in _PACKAGES:
-            return _complain(f"reports need the package {error.name}, which is not installed: {INSTALL}", FAILED)
-        raise
+        return _complain(f"reports need the package {error.name}, which is not installed: {INSTALL}", FAILED)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +57,6 @@ class CompactSettings:
     """A day is compacted when it has been over for this long."""
     keep_days: int | None = None
     delete_input: bool = False
-    file_bytes: int = FILE_BYTES
     form: str | None = None
     """``files`` or ``iceberg``: format of a new store; None: that of the store, or files."""
 
@@ -85,7 +84,7 @@ def compact(
         states = store.days()
         written = 0
         for day in sorted(found):
-            if _is_day(day) and day in settings.days and oldest <= day <= settled:
+            if day in settings.days and oldest <= day <= settled:
                 store.touch()
                 written += _day(store, settings, day, found[day], states.get(day), say, now_ms)
         for day in sorted(states):
@@ -143,7 +142,7 @@ def _day(
             aside = aside.subtract(spark.read.schema(aside.schema).json(place))
         aside.write.mode("append").json(place)
     staged = _bytes(spark, [f"{staging}/parsed"]) * SHRINKS
-    parts = max(round((staged + _bytes(spark, [f"{store.records}/date={day}"])) / settings.file_bytes), 1)
+    parts = max(round((staged + _bytes(spark, [f"{store.records}/date={day}"])) / FILE_BYTES), 1)
     if store.table is None:
         made = _files_made(fit, parts, f"{staging}/made")
     else:
@@ -204,10 +203,3 @@ def _digest(files: Sequence[str], total: int) -> str:
 def _bytes(spark: SparkSession, places: Sequence[str]) -> int:
     there = [(system, path) for system, path in same_system(spark, places) if system.exists(path)]
     return sum(int(system.getContentSummary(path).getLength()) for system, path in there)
-
-
-def _is_day(text: str) -> bool:
-    try:
-        return str(date.fromisoformat(text)) == text  # which reads 20260801 as well
-    except ValueError:
-        return False

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial, reduce
+from functools import reduce
 from operator import add, or_
 from typing import Any
 from urllib.parse import unquote
@@ -141,7 +141,7 @@ class Intake:
     """One row per instance: records, missing, duplicates, clock steps, first and last time."""
     aside: DataFrame | None
     """Rows set aside: reason, file, content. Duplicates are not among them; they are counted only."""
-    rollups: Callable[[str], DataFrame | None] | None = None
+    rollups: Callable[[str], DataFrame | None]
     """Sums of exactly these records per client and bucket, if a store has them: `minute`, `hour` or `day`."""
 
 
@@ -265,16 +265,13 @@ def read(
         lines = checked_lines(spark.read.option("recursiveFileLookup", True).text(places), unreadable, now_ms)
         rows = parsed = kept(lines.select(*wanted, "reason", "raw", "file"), f"{staging}/records")
     every = rows
-    if days.bounded:
-        rows = rows.where(F.col("reason").isNotNull() | days.records())
-    rollups: Callable[[str], DataFrame | None] | None = None
+    rows = rows.where(F.col("reason").isNotNull() | days.records())
     parts = store.rollup(WORDS, days) if rolled and stored and not unreadable else None
     if parts is not None:
         found = kept(audit.together_words(parts), f"{staging}/words")
-        # If there are duplicates, as while a day is replaced, sums count both.
-        if not found.where("duplicates > 0").count():
-            rollups = partial(store.rollup, days=days)
-    if rollups is None:
+    # If there are duplicates, as while a day is replaced, sums count both.
+    by_rollups = parts is not None and not found.where("duplicates > 0").count()
+    if not by_rollups:
         found = kept(audit.words(rows), f"{staging}/words")
     by_reason = found.groupBy("reason").agg(F.sum("records").cast("long").alias("rows"))
     counts: dict[str | None, int] = {row["reason"]: row["rows"] for row in some_rows(by_reason)}  # half a dozen
@@ -288,6 +285,10 @@ def read(
             f"--input {pattern}: no usable record in {sum(counts.values()):,} rows ({reasons or 'all empty'})"
             + (f", {several(len(unreadable), 'file')} {UNREADABLE}" if unreadable else "")
         )
+
+    def rollups(name: str) -> DataFrame | None:
+        return store.rollup(name, days) if by_rollups else None
+
     records, instances, quality = _audited(fit, found, staging, counts)
     mixed = parsed is None and any(file.endswith((".json", ".jsonl")) for file in unreadable)
     quality = replace(quality, files=tuple(unreadable), mixed=mixed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def _checked(path: str | Path) -> dict[str, Any]:
 
 
 def resolved(
-    kind: Kind, candidates: Sequence[CandidateQuotas]
+    kind: Kind, candidates: Iterable[CandidateQuotas]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function over rows with `user` and `client_id`, for executors. It adds the names of the clients' counter,
     `group_user` and `group_client` (null: plays no part), `of_fleet` (all instances share it) and `limits`, one under

@@ -104,7 +104,7 @@ class Rule:
     sample_ms: int = 1000
     scale: float = 1.0
     """Amounts times this are in the limit's unit: 0.1 for milliseconds of busy time."""
-    bounded_ms: int | None = None
+    bounded_ms: int = MAX_THROTTLE_MS
     tokens: MutationAlgorithm | None = None
     """Partition mutations: by this algorithm. None: Kafka's sampled window."""
 
@@ -139,7 +139,8 @@ def _needed(rule: Rule, found: Intervals, least: float) -> Flags:
     """Which intervals can make a difference, by the least limit."""
     every = np.ones(len(found.steps), dtype=np.bool_)
     if rule.tokens is not None:  # usage that never exceeded the burst was never delayed
-        return every & (found.amount.sum() > least * (rule.num_samples * rule.sample_ms / 1000.0))
+        used = float(found.amount.sum())
+        return np.full(len(every), used > least * (rule.num_samples * rule.sample_ms / 1000.0))
     if rule.num_samples == 1 or rule.sample_ms != STEP_MS or found.overlap:
         # Without a minimum length of the window any rate is possible; and longer samples depend on all before.
         return every
@@ -155,7 +156,6 @@ def _in_window(rule: Rule, spans: Spans, limits: Sequence[float]) -> list[Held]:
     result = [Held() for _ in limits]
     rate = SampledRate(rule.num_samples, rule.sample_ms)
     per_sample = rule.sample_ms // STEP_MS
-    bounded_ms = MAX_THROTTLE_MS if rule.bounded_ms is None else rule.bounded_ms
     left_out_ms = 0
     for start_ms, steps, each in spans:
         left_out = max(steps - (rule.num_samples + 2) * per_sample, 0) // per_sample
@@ -167,7 +167,7 @@ def _in_window(rule: Rule, spans: Spans, limits: Sequence[float]) -> list[Held]:
             for held, limit in zip(result, limits, strict=True):
                 if observed > limit and (delay := throttle_ms(observed, limit, rate.window_ms)) > 0:
                     seconds = left_out + 1 if step >= last else 1
-                    held.add(seconds, min(delay, bounded_ms), max(held.extreme, observed))
+                    held.add(seconds, min(delay, rule.bounded_ms), max(held.extreme, observed))
         left_out_ms += left_out * rule.sample_ms
     return result
 

@@ -15,7 +15,7 @@ from analysis.files import kept, write_csv
 from analysis.intake import Intake
 from analysis.kinds import of_sidecars, promised
 from analysis.owners import Owners
-from analysis.rollups import STEPS, coarser, of_records, step_for
+from analysis.rollups import STEPS, coarser, of_records
 
 TEAM = "team"
 Tables = Mapping[str, DataFrame]
@@ -37,8 +37,7 @@ class Context:
 
     def libraries(self) -> DataFrame:
         """The library of each client; of several the last one in alphabetical order."""
-        rollup = None if self.intake.rollups is None else self.intake.rollups("day")
-        if rollup is not None:
+        if (rollup := self.intake.rollups("day")) is not None:
             return rollup.groupBy(*CLIENT).agg(F.max("library").alias("library"))
         # Separate from sums, as it is a string: among them it would make Spark sort all records. Few columns, and no
         # check for duplicates, which change nothing here.
@@ -92,11 +91,10 @@ class Context:
 
     def in_buckets(self, step_s: int, names: Sequence[str]) -> DataFrame:
         """One row per client and bucket (:mod:`analysis.rollups`), from the store's rollups if they suffice."""
-        step = step_for(step_s)
-        rollup = self.intake.rollups(step) if self.intake.rollups is not None and step is not None else None
-        if rollup is None or step is None:
-            return of_records(self.records, step_s, names)
-        return (rollup if STEPS[step] == step_s else coarser(rollup, step_s)).select(*CLIENT, "bucket", *names)
+        for name, length_s in reversed(STEPS.items()):
+            if step_s % length_s == 0 and (rollup := self.intake.rollups(name)) is not None:
+                return (rollup if length_s == step_s else coarser(rollup, step_s)).select(*CLIENT, "bucket", *names)
+        return of_records(self.records, step_s, names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,3 @@ def coarser(rollup: DataFrame, step_s: int) -> DataFrame:
     found = {name: f"{function}({name})" for name, (function, _) in _AGGREGATES.items()}
     rows = rollup.withColumn("bucket", start_of(F.col("bucket"), step_s))
     return rows.groupBy(*CLIENT, "bucket").agg(*named(**found))
-
-
-def step_for(step_s: int) -> str | None:
-    """The longest written bucket that divides `step_s` seconds; None if there is none."""
-    fits = [name for name, length in STEPS.items() if step_s % length == 0]
-    return fits[-1] if fits else None

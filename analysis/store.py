@@ -339,10 +339,10 @@ def _prefix(generation: int) -> str:
 
 
 def days_below(spark: SparkSession, pattern: str) -> dict[str, list[str]]:
-    """Directories `date=…` at `pattern`, or up to two levels below it: day -> directories."""
+    """Directories `date=YYYY-MM-DD` at `pattern`, or up to two levels below it: day -> directories."""
     found: dict[str, list[str]] = {}
     for depth in ("", "*/", "*/*/"):
-        system, path = file_system(spark, f"{pattern.rstrip('/')}/{depth}date=*")
+        system, path = file_system(spark, f"{pattern.rstrip('/')}/{depth}date=????-??-??")
         for status in system.globStatus(path) or []:
             if status.isDirectory():
                 place = status.getPath()

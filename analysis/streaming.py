@@ -97,7 +97,8 @@ def late_rows(progress: Mapping[str, Any]) -> int:
 def lag_messages(progress: Mapping[str, Any]) -> int | None:
     """How many messages of its topic a batch has left; None if the source is not a topic."""
     (source,) = progress["sources"]
-    latest, read = source["latestOffset"], source["endOffset"]
+    latest: dict[str, dict[str, int]] | None = source["latestOffset"]
+    read = source["endOffset"]
     if latest is None or read is None:
         return None
     return sum(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
-from operator import or_
+from operator import and_
 from typing import Any
 
 from pyspark.sql import functions as F
@@ -77,24 +77,19 @@ def run(context: Context) -> Report:
 
 
 def _content(tables: Tables, quality: Quality) -> Content:
-    rows = some_rows(tables["clusters"])
-    findings = [text for row in rows[:8] for text in _findings(row)]
-    # The first few clusters, each with all its days: more lines could not be distinguished.
-    shown = {(row["cluster_id"], row["kind"]) for row in rows[:8]}
-    few = reduce(or_, ((F.col("cluster_id") == name) & (F.col("kind") == kind) for name, kind in shown), F.lit(False))
-    days = some_rows(tables["days"].where(few).orderBy(F.desc("day"), *_EACH))
-    series: dict[str, list[Any]] = {}
-    for row in days:
-        series.setdefault(f"{row['cluster_id'] or 'cluster'} {row['kind']}", []).append(
-            (row["day"], row["peak_bytes_per_s"])
-        )
-    levels = {
-        f"{row['cluster_id'] or 'cluster'} {row['kind']} capacity": row["capacity_bytes_per_s"]
-        for row in rows[:4]
-        if row["capacity_bytes_per_s"]
-    }
+    series, levels = {}, {}
+    # The first few clusters: more lines could not be distinguished.
+    rows = some_rows(tables["clusters"], 8)
+    for row in rows:
+        mine = reduce(and_, (F.col(name) == row[name] for name in _EACH))
+        days = some_rows(tables["days"].where(mine).orderBy(F.desc("day")))
+        series[f"{row['cluster_id'] or 'cluster'} {row['kind']}"] = [
+            (one["day"], one["peak_bytes_per_s"]) for one in days
+        ]
+        if row["capacity_bytes_per_s"]:
+            levels[f"{row['kind']} capacity"] = row["capacity_bytes_per_s"]
     return Content(
-        findings,
+        [text for row in rows for text in _findings(row)],
         [Plot("Daily peaks", plots.steps(series, "bytes per second", DAY_S, quality, levels))],
         notes=[
             "Limits are summed over groups and sidecars: each sidecar allows the whole limit. A limit with "

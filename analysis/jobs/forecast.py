@@ -195,12 +195,10 @@ def _name(row: Any) -> str:
 
 
 def _picture(tables: Tables, row: Any) -> Plot:
-    names = {name: row[name] for name in NAMES if name in row}
-    if "scope" not in row:
-        names |= {"scope": WHOLE, "group_user": None, "group_client": None}
+    names = {"scope": WHOLE, "group_user": None, "group_client": None} | row.asDict()
     mine = F.lit(True)
-    for name, value in names.items():
-        mine &= F.col(name).eqNullSafe(F.lit(value))
+    for name in NAMES:
+        mine &= F.col(name).eqNullSafe(F.lit(names[name]))
     seen = [(one["day"], one["rate"]) for one in some_rows(tables["days"].where(mine).orderBy(F.col("day").desc()))]
     ahead = [
         (one["day"], one["mean"], one["low"], one["high"])

@@ -10,15 +10,14 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, named, only_row, seen, some_rows, start_of, sums, together
 from analysis.intake import Quality
-from analysis.kinds import AMOUNTS, GROUP, LIMITS, OF_USE, by_group
+from analysis.kinds import AMOUNTS, BYTE_KINDS, GROUP, LIMITS, OF_USE, by_group
 from analysis.report import Content, Context, Plot, Report, Table, Tables
 from analysis.words import several, share, size, span, who
 
 _SUMS = (*AMOUNTS.values(), "requests")
-KINDS = ("produce", "fetch")
 _MOVED = "produce_bytes + fetch_bytes"
-_MOST = tuple(f"{kind}_rate_max" for kind in KINDS)
-_ONE_SECOND = tuple(f"{kind}_bytes_one_second_max_per_s" for kind in KINDS)
+_MOST = tuple(f"{kind}_rate_max" for kind in BYTE_KINDS)
+_ONE_SECOND = tuple(f"{kind}_bytes_one_second_max_per_s" for kind in BYTE_KINDS)
 COLUMNS = (*_SUMS, *_MOST, "client_library", *OF_USE)
 BUCKETS = (*_SUMS, *_MOST, "records", "first_ms", "last_ms", *LIMITS)
 ROLLED = True
@@ -31,7 +30,7 @@ def run(context: Context) -> Report:
     buckets = context.kept(context.in_buckets(grain, BUCKETS), "buckets")
     observed = context.observed_s(buckets, grain)
     shares = ", ".join(f"double({percent / 100})" for percent in PERCENTILES)
-    means = {f"{kind}_bytes_mean_per_s": f"sum({kind}_bytes) / sum(observed_s)" for kind in KINDS}
+    means = {f"{kind}_bytes_mean_per_s": f"sum({kind}_bytes) / sum(observed_s)" for kind in BYTE_KINDS}
     # One for three percentiles.
     digest = f"percentile_approx({{0}}_bytes / observed_s, array({shares}), 10000) AS {{0}}_digest"
     clients = (
@@ -40,15 +39,15 @@ def run(context: Context) -> Report:
         .agg(
             *sums(_SUMS),
             *named(**means),
-            *(F.expr(digest.format(kind)) for kind in KINDS),
-            *(F.max(f"{kind}_rate_max").alias(name) for kind, name in zip(KINDS, _ONE_SECOND, strict=True)),
+            *(F.expr(digest.format(kind)) for kind in BYTE_KINDS),
+            *(F.max(f"{kind}_rate_max").alias(name) for kind, name in zip(BYTE_KINDS, _ONE_SECOND, strict=True)),
             *together(),
         )
         .join(context.libraries(), list(CLIENT))
     )
     percentiles = {
         f"{kind}_bytes_p{percent}_per_s": f"{kind}_digest[{place}]"
-        for kind in KINDS
+        for kind in BYTE_KINDS
         for place, percent in enumerate(PERCENTILES)
     }
     figures: list[Column | str] = [*_SUMS, *means, *named(**percentiles), *_ONE_SECOND]
@@ -75,7 +74,7 @@ def run(context: Context) -> Report:
 
 
 _ONLY_IN_FILES: Final = (
-    *(f"{kind}_bytes_{quantile}_per_s" for kind in KINDS for quantile in ("p50", "p95")),
+    *(f"{kind}_bytes_{quantile}_per_s" for kind in BYTE_KINDS for quantile in ("p50", "p95")),
     *_ONE_SECOND,
 )
 
@@ -111,8 +110,8 @@ def _content(tables: Tables, grain: int, quality: Quality) -> Content:
             f"{number:,} of {several(tables['limits'].count(), 'limit')} {'was' if number == 1 else 'were'} used up at "
             f"some time, {fleets:,} of them with scope: fleet."
         )
-    rates = plots.per_hour(tables["hours"], {kind: f"{kind}_bytes" for kind in KINDS}, "bytes per second", quality)
-    largest = {who(row): {kind: float(row[f"{kind}_bytes"]) for kind in KINDS} for row in top}
+    rates = plots.per_hour(tables["hours"], {kind: f"{kind}_bytes" for kind in BYTE_KINDS}, "bytes per second", quality)
+    largest = {who(row): {kind.value: float(row[f"{kind}_bytes"]) for kind in BYTE_KINDS} for row in top}
     return Content(
         findings,
         [

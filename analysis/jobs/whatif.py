@@ -37,18 +37,8 @@ class Family:
     """Candidates with entries for the same clients: their counters are the same, only the limits differ."""
 
     kind: Kind
-    names: tuple[str, ...]
-    candidates: tuple[CandidateQuotas, ...]
-
-    @property
-    def rule(self) -> Rule:
-        """How this kind counts."""
-        one = self.candidates[0]
-        if self.kind is Kind.MUTATION:
-            return Rule(one.mutation_num_samples, one.mutation_window_ms, tokens=one.mutation_algorithm)
-        if self.kind is Kind.REQUEST:  # charged with milliseconds of busy time, limited in percent, by a sample at most
-            return Rule(one.num_samples, one.window_ms, 0.1, one.window_ms)
-        return Rule(one.num_samples, one.window_ms)
+    rule: Rule
+    candidates: Mapping[str, CandidateQuotas]
 
     def may_be_over(self, density: Column, used: Column, least_limit: Column) -> Column:
         """Whether a counter can have exceeded such a limit at all, by the sum of its clients' highest densities."""
@@ -62,17 +52,23 @@ class Family:
 
 def families(candidates: Mapping[str, CandidateQuotas]) -> list[Family]:
     """The candidates by kind of quota, and by the counters that they have."""
-    found: dict[object, list[str]] = {}
+    found: dict[tuple[Kind, Rule, frozenset[object]], dict[str, CandidateQuotas]] = {}
     for name, one in candidates.items():
         for kind in Kind:
-            keys = frozenset((*entry.entity, one.table.of_fleet(entry)) for entry in one.entries(kind))
-            if keys:
-                counted = Family(kind, (name,), (one,)).rule
-                found.setdefault((kind, keys, counted), []).append(name)
-    return [
-        Family(key[0], tuple(names), tuple(candidates[name] for name in names))  # type: ignore[index]
-        for key, names in found.items()
-    ]
+            counters = frozenset((*entry.entity, one.table.of_fleet(entry)) for entry in one.entries(kind))
+            if counters:
+                found.setdefault((kind, _rule(kind, one), counters), {})[name] = one
+    return [Family(kind, rule, of) for (kind, rule, _), of in found.items()]
+
+
+def _rule(kind: Kind, candidate: CandidateQuotas) -> Rule:
+    """How this kind counts."""
+    if kind is Kind.MUTATION:
+        algorithm = candidate.mutation_algorithm
+        return Rule(candidate.mutation_num_samples, candidate.mutation_window_ms, tokens=algorithm)
+    if kind is Kind.REQUEST:  # charged with milliseconds of busy time, limited in percent, by a sample at most
+        return Rule(candidate.num_samples, candidate.window_ms, 0.1, candidate.window_ms)
+    return Rule(candidate.num_samples, candidate.window_ms)
 
 
 def run(context: Context) -> Report:
@@ -135,7 +131,9 @@ def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
     schema = clients.selectExpr("*", *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in ADDED.items())).schema
 
     def of(number: int, family: Family) -> DataFrame:
-        rows = clients.mapInArrow(resolved(family.kind, family.candidates), schema).where("limits[0] IS NOT NULL")
+        rows = clients.mapInArrow(resolved(family.kind, family.candidates.values()), schema).where(
+            "limits[0] IS NOT NULL"
+        )
         rows = rows.withColumn("counter", F.when(~F.col("of_fleet"), F.col("instance")))
         names = (*GROUP, *(name for name in CLIENT if name not in GROUP), "of_fleet", "limits")
         figures = (F.col(f"{family.kind}_{name}").alias(name) for name in ("density", "peak", "used", "held"))
@@ -174,7 +172,7 @@ def _replayed(
 ) -> DataFrame:
     """Results for the counters worth replaying; only their intervals are shuffled, each counter's to one task."""
     chosen = groups.where("chosen")
-    records = only_row(chosen.agg(*sums(["records"])))["records"] or 0
+    all_chosen = only_row(chosen.agg(*merged(sum=["records"], max=["of_fleet"])))
     same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in ("family", *GROUP)]
     names = chosen.select(*(F.col(name).alias(f"_{name}") for name in ("family", *GROUP)), "gid")
     keys = members.join(names, same).select(*CLIENT, "family", "of_fleet", "gid")
@@ -182,12 +180,12 @@ def _replayed(
     intervals = rows.join(F.broadcast(keys), [*CLIENT]).select(
         "gid", "of_fleet", "start_ms", "duration_s", F.expr(f"coalesce({', '.join(amounts)}) AS amount")
     )
-    if any(map(one.candidates[0].table.of_fleet, one.candidates[0].entries(one.kind)) for one in found):
+    if all_chosen["of_fleet"]:
         summed = _added_up(intervals.where("of_fleet"))
         intervals = intervals.where("NOT of_fleet").unionByName(summed, allowMissingColumns=True)
     heads = chosen.selectExpr("gid", "family AS rule", "limits")
     cores = groups.sparkSession.sparkContext.defaultParallelism
-    tasks = max(TASKS_PER_CORE * cores, int(records) // ROWS_PER_TASK + 1)
+    tasks = max(TASKS_PER_CORE * cores, (all_chosen["records"] or 0) // ROWS_PER_TASK + 1)
     ship_code(groups.sparkSession)
     together = heads.unionByName(intervals.drop("of_fleet"), allowMissingColumns=True).repartition(tasks, "gid")
     return context.kept(together.mapInArrow(folded([one.rule for one in found]), RESULT), "replayed")
@@ -238,7 +236,7 @@ def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) ->
         F.sum("held").alias("delayed_in_truth_s"),
     )
     return sums.select(
-        F.get(of_family(F.array(*map(F.lit, one.names)) for one in found), F.col("place")).alias("candidate"),
+        F.get(of_family(F.array(*map(F.lit, one.candidates)) for one in found), F.col("place")).alias("candidate"),
         of_family(F.lit(one.kind.value) for one in found).alias("kind"),
         *NAMED, "limit", "scope", "seconds_over",
         F.expr("coalesce(seconds_over / nullif(seconds_seen, 0), 0)").alias("time_over_share"),
