@@ -191,9 +191,8 @@ def _stream(options: argparse.Namespace, conf: dict[str, str]) -> int:
         options.input, options.output, options.alerts, options.delay, options.trigger, options.once, options.batch,
         properties,
     )  # fmt: skip
-    metrics = None
+    metrics = streaming.StreamMetrics()
     if options.metrics is not None:
-        metrics = streaming.StreamMetrics()
         metrics.serve(streaming.listen_address(options.metrics))
     spark = open_session(options.master, options.memory, conf)
 
@@ -206,7 +205,7 @@ def _stream(options: argparse.Namespace, conf: dict[str, str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        streaming.follow(streaming.start(spark, settings, stop), say, stop, metrics=metrics)
+        streaming.follow(streaming.start(spark, settings, stop), say, metrics, stop)
     finally:
         spark.stop()
     return OK

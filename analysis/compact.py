@@ -21,7 +21,6 @@ from analysis.files import (
     delete,
     delete_files,
     exists,
-    file_system,
     input_bytes,
     input_files,
     kept,
@@ -147,8 +146,8 @@ def _day(
         made = _files_made(fit, parts, f"{staging}/made")
     else:
         made = store.table.merge(day, fit.withColumn("cluster", cluster()))
-    records = 0 if made is None else made.count()
-    if made is not None and records:
+    records = made.count()
+    if records:
         _rolled_up(made, staging, max(parts // ROLLED, 1))
     count = store.place_files(f"{staging}/made", day, generation + 1)
     for name in (*STEPS, WORDS) if records else ():
@@ -170,15 +169,14 @@ def _day(
     return True
 
 
-def _files_made(rows: DataFrame, parts: int, place: str) -> DataFrame | None:
-    """Write files of records, each once, by cluster and sorted; None where there are none."""
+def _files_made(rows: DataFrame, parts: int, place: str) -> DataFrame:
+    """Write files of records, each once, by cluster and sorted."""
     order = ("cluster", "user", "client_id")
     once = rows.dropDuplicates(list(IDENTITY)).withColumn("cluster", cluster())
     ordered = once.repartitionByRange(parts, *order).sortWithinPartitions(*order, "start_ms")
     options = {"compression": "zstd", "parquet.block.size": str(ROW_GROUP_BYTES)}
     ordered.write.mode("overwrite").partitionBy("cluster").options(**options).parquet(place)
-    system, written = file_system(rows.sparkSession, f"{place}/cluster=*/*.parquet")
-    return rows.sparkSession.read.parquet(place) if system.globStatus(written) else None
+    return rows.sparkSession.read.schema(once.schema).parquet(place)
 
 
 def _rolled_up(made: DataFrame, staging: str, parts: int) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 from operator import add, or_
-from typing import Any
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -44,7 +43,6 @@ REASONS = {
     "duplicate": "with an id (instance, sequence) that was already read",
 }
 """Why rows are set aside, in the order of the checks."""
-_COUNTED = ("instances", "missing", "gaps", "clock_steps", "renamed", "first_ms", "last_ms")
 UNREADABLE = "cut short, damaged, deleted meanwhile, or of another format"
 FILES_NAMED = 5
 _COVERED = """aggregate(
@@ -134,8 +132,6 @@ class Intake:
     """The usable records, and an account of the others."""
 
     records: DataFrame
-    fit: DataFrame
-    """The same with duplicates: cheaper, for questions that they do not affect."""
     quality: Quality
     instances: DataFrame
     """One row per instance: records, missing, duplicates, clock steps, first and last time."""
@@ -292,7 +288,7 @@ def read(
     records, instances, quality = _audited(fit, found, staging, counts)
     mixed = parsed is None and any(file.endswith((".json", ".jsonl")) for file in unreadable)
     quality = replace(quality, files=tuple(unreadable), mixed=mixed)
-    return Intake(records, fit, quality, instances, set_aside(parsed, unreadable, spark), rollups)
+    return Intake(records, quality, instances, set_aside(parsed, unreadable, spark), rollups)
 
 
 def _days_of(store: Store, rows: DataFrame) -> list[str]:
@@ -332,12 +328,12 @@ def _audited(
         repeated = found.where("duplicates > 0")
         records = audit.without_repeats(fit, repeated, repeated.count(), f"{staging}/repeats")
     reasons = {name: counts.get(name, 0) for name in REASONS} | {"duplicate": repeats}
-    counted: dict[str, Any] = {name: int(total[name]) for name in _COUNTED}
+    counts_and_times = ("instances", "missing", "gaps", "clock_steps", "renamed", "first_ms", "last_ms")
     quality = Quality(
         read=sum(counts.values()),
         aside=reasons,
         used=int(total["records"]) - repeats,
-        **counted,
+        **{name: int(total[name]) for name in counts_and_times},
         covered=tuple((int(run["first_ms"]), int(run["last_ms"])) for run in total["covered"]),
         interval_s=total["interval_ms"] / 1000,
     )

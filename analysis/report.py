@@ -39,15 +39,9 @@ class Context:
         """The library of each client; of several the last one in alphabetical order."""
         if (rollup := self.intake.rollups("day")) is not None:
             return rollup.groupBy(*CLIENT).agg(F.max("library").alias("library"))
-        # Separate from sums, as it is a string: among them it would make Spark sort all records. Few columns, and no
-        # check for duplicates, which change nothing here.
-        return (
-            self.intake.fit.withColumn("cluster_id", cluster())
-            .groupBy(*CLIENT, F.col("client_library").alias("library"))
-            .count()
-            .groupBy(*CLIENT)
-            .agg(F.max("library").alias("library"))
-        )
+        # Separate from sums, as it is a string: among them it would make Spark sort all records.
+        libraries = self.records.select(*CLIENT, F.col("client_library").alias("library")).distinct()
+        return libraries.groupBy(*CLIENT).agg(F.max("library").alias("library"))
 
     def promised(self) -> DataFrame:
         """The limits in force in the last hour, added up (:func:`analysis.kinds.promised`)."""

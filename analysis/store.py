@@ -261,19 +261,15 @@ class Store:
     def place_files(self, made: str, day: str, generation: int, rollup: str | None = None) -> int:
         """Move the files below `made`, which are there by cluster except for words, to their day; returns how many."""
         root = self.records if rollup is None else f"{self.rollups}/{rollup}"
-        clusters = [f"/{name}" for name in names_in(self.spark, made) if name.startswith("cluster=")]
-        count = 0
-        for cluster in [""] if rollup == WORDS else clusters:
-            target = f"{root}/date={day}{cluster}"
+        files = list(files_below(self.spark, made))
+        for file in files:
+            *_, cluster, name = file.split("/")
+            target = f"{root}/date={day}" if rollup == WORDS else f"{root}/date={day}/{cluster}"
             system, path = file_system(self.spark, target)
             system.mkdirs(path)
-            for name in names_in(self.spark, f"{made}{cluster}"):
-                if name.endswith(".parquet"):
-                    to = f"{target}/{_prefix(generation)}{name}"
-                    if not renamed(self.spark, f"{made}{cluster}/{name}", to):
-                        raise ReportError(f"{target}: a file cannot be moved there from {made}")
-                    count += 1
-        return count
+            if not renamed(self.spark, file, f"{target}/{_prefix(generation)}{name}"):
+                raise ReportError(f"{target}: a file cannot be moved there from {made}")
+        return len(files)
 
     def commit(self, state: Day) -> None:
         """Make these the day's records: written aside, then renamed to a new name."""

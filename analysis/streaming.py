@@ -267,9 +267,9 @@ def _writer(frame: DataFrame, settings: StreamSettings, name: str) -> Any:
 def follow(
     queries: list[StreamingQuery],
     say: Any,
+    metrics: StreamMetrics,
     stop: Event | None = None,
     *,
-    metrics: StreamMetrics | None = None,
     every_s: float = 1.0,
 ) -> None:
     """Report what the queries do until all have ended, or `stop` is set: then they end without their current batch.
@@ -283,9 +283,8 @@ def follow(
                 if progress["batchId"] <= reported.get(query.name, -1):
                     continue
                 reported[query.name] = progress["batchId"]
-                if metrics is not None:
-                    # Spark 3.5 gives what it reports; later ones a dict in which offsets are texts of Python.
-                    metrics.seen(query.name, json.loads(progress.json) if hasattr(progress, "json") else progress)
+                # Spark 3.5 gives what it reports; later ones a dict in which offsets are texts of Python.
+                metrics.seen(query.name, json.loads(progress.json) if hasattr(progress, "json") else progress)
                 late = late_rows(progress)
                 if progress["numInputRows"] or late:
                     dropped = f", {late} came too late and were dropped" if late else ""

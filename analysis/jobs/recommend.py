@@ -267,15 +267,11 @@ def _diff(rows: list[Any]) -> str:
         if row["change"] == "keep":
             continue
         days = "weekends" if row["busiest_on_weekends"] else "weekdays"
-        why = f"needs {_amount(row, 'need')} on {days} at {row['busiest_hour']:02d} h UTC"
+        why = f"needs {rate(row['kind'], row['need'])} on {days} at {row['busiest_hour']:02d} h UTC"
         why += " on all sidecars together" if row["scope"] == "fleet" else ""
         why += f", was delayed {span(row['delayed_seconds'])}" if row["delayed_seconds"] > 0 else ""
         name = f"{row['user']!r} {row['client_id']!r} {RATE_FIELD[Kind(row['kind'])]}"
         if row["current"] is not None:
-            lines.append(f"- {name}: {_amount(row, 'current')}")
-        lines.append(f"+ {name}: {_amount(row, 'recommended')}   # {why}; confidence {row['confidence']}")
+            lines.append(f"- {name}: {rate(row['kind'], row['current'])}")
+        lines.append(f"+ {name}: {rate(row['kind'], row['recommended'])}   # {why}; confidence {row['confidence']}")
     return "\n".join(lines) + "\n" if lines else "Nothing would change.\n"
-
-
-def _amount(row: Any, name: str) -> str:
-    return rate(row["kind"], row[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import merged, named, only_row, place_in, some_rows, sums
 from analysis.intake import Intake
-from analysis.kinds import AMOUNTS, BYTE_KINDS, exploded
+from analysis.kinds import AMOUNTS, BYTE_KINDS, exploded, of_kind
 from analysis.levels import ADDED, CandidateQuotas, resolved
 from analysis.replay import RESULT, Rule, folded, most_in_window
 from analysis.report import Content, Context, Plot, Report, Table, Tables
@@ -40,14 +40,15 @@ class Family:
     rule: Rule
     candidates: Mapping[str, CandidateQuotas]
 
-    def may_be_over(self, density: Column, used: Column, least_limit: Column) -> Column:
-        """Whether a counter can have exceeded such a limit at all, by the sum of its clients' highest densities."""
-        rule = self.rule
+    @property
+    def may_be_over(self) -> Column:
+        """Whether a counter can have exceeded its least limit at all, by the sum of its clients' highest densities."""
+        rule, least_limit = self.rule, F.array_min("limits")
         if rule.tokens is not None:  # usage that never exceeded the burst in all this time was never delayed
-            return used > least_limit * (rule.num_samples * rule.sample_ms / 1000)
+            return F.col("used") > least_limit * (rule.num_samples * rule.sample_ms / 1000)
         if rule.num_samples == 1:
             return F.lit(True)
-        return density * (rule.scale * most_in_window(rule.num_samples, rule.sample_ms)) > least_limit
+        return F.col("density") * (rule.scale * most_in_window(rule.num_samples, rule.sample_ms)) > least_limit
 
 
 def families(candidates: Mapping[str, CandidateQuotas]) -> list[Family]:
@@ -137,14 +138,15 @@ def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
         rows = rows.withColumn("counter", F.when(~F.col("of_fleet"), F.col("instance")))
         names = (*GROUP, *(name for name in CLIENT if name not in GROUP), "of_fleet", "limits")
         figures = (F.col(f"{family.kind}_{name}").alias(name) for name in ("density", "peak", "used", "held"))
-        return rows.select(F.lit(number).alias("family"), *names, "seconds", "records", "first_ms", "last_ms", *figures)
+        rows = rows.withColumns({"family": F.lit(number), "kind": F.lit(family.kind.value)})
+        return rows.select("family", "kind", *names, "seconds", "records", "first_ms", "last_ms", *figures)
 
     return reduce(DataFrame.unionByName, (of(number, family) for number, family in enumerate(found)))
 
 
 def _groups(members: DataFrame, found: Sequence[Family], intake: Intake) -> DataFrame:
     """One row per counter, with a number (`gid`), and whether it is worth a replay (`chosen`)."""
-    groups = members.groupBy("family", *GROUP).agg(
+    groups = members.groupBy("family", "kind", *GROUP).agg(
         *merged(max=["limits"], first=["of_fleet"], sum=["records", "density", "peak", "used", "held"]),
         F.count_distinct("instance").alias("sidecars"),
         F.count("*").alias("members"),
@@ -153,8 +155,7 @@ def _groups(members: DataFrame, found: Sequence[Family], intake: Intake) -> Data
     )
     may = F.lit(False)
     for number, family in enumerate(found):
-        mine = family.may_be_over(F.col("density"), F.col("used"), F.array_min("limits"))
-        may |= (F.col("family") == number) & mine
+        may |= (F.col("family") == number) & family.may_be_over
     if intake.quality.clock_steps:  # where a clock was set back intervals overlap, and no bound holds
         back = intake.instances.where("clock_steps > 0").selectExpr("instance AS counter", "true AS back")
         groups = groups.join(F.broadcast(back), "counter", "left")
@@ -175,8 +176,8 @@ def _replayed(
     all_chosen = only_row(chosen.agg(*merged(sum=["records"], max=["of_fleet"])))
     same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in ("family", *GROUP)]
     names = chosen.select(*(F.col(name).alias(f"_{name}") for name in ("family", *GROUP)), "gid")
-    keys = members.join(names, same).select(*CLIENT, "family", "of_fleet", "gid")
-    amounts = (f"IF(family = {number}, double({_amount(one.kind)}), NULL)" for number, one in enumerate(found))
+    keys = members.join(names, same).select(*CLIENT, "kind", "of_fleet", "gid")
+    amounts = (f"IF(kind = '{kind}', double({_amount(kind)}), NULL)" for kind in sorted({one.kind for one in found}))
     intervals = rows.join(F.broadcast(keys), [*CLIENT]).select(
         "gid", "of_fleet", "start_ms", "duration_s", F.expr(f"coalesce({', '.join(amounts)}) AS amount")
     )
@@ -220,25 +221,20 @@ def _outcome(groups: DataFrame, replayed: DataFrame, found: Sequence[Family]) ->
     each = groups.select("*", F.posexplode("limits").alias("place", "limit")).drop("limits")
     each = each.join(replayed.withColumnsRenamed({"peak": "replayed_peak"}), ["gid", "place"], "left")
 
-    def of_family(values: Iterable[Column]) -> Column:
-        return F.get(F.array(*values), F.col("family"))
-
-    tokens = of_family(F.lit(one.kind is Kind.MUTATION) for one in found)
-    scale = of_family(F.lit(one.rule.scale) for one in found)
-    sums = each.groupBy("family", "place", *NAMED).agg(
+    scale = of_kind({one.kind: one.rule.scale for one in found})
+    sums = each.groupBy("family", "kind", "place", *NAMED).agg(
         *merged(max=["limit"], sum=["sidecars"]),
         F.expr("IF(max(of_fleet), 'fleet', 'instance') AS scope"),
         F.expr("double(coalesce(sum(seconds_over), 0)) AS seconds_over"),
         F.expr("sum(coalesce(seconds_seen, seconds)) AS seconds_seen"),
         F.expr("coalesce(max(longest_ms), 0) / 1000 AS longest_delay_s"),
         F.max(F.coalesce("replayed_peak", F.col("peak") * scale)).alias("peak_interval_rate"),
-        F.when(tokens, F.min("extreme")).otherwise(F.max("extreme")).alias("extreme_in_window"),
+        F.expr(f"IF(kind = '{Kind.MUTATION}', min(extreme), max(extreme)) AS extreme_in_window"),
         F.sum("held").alias("delayed_in_truth_s"),
     )
+    names = F.array(*(F.array(*map(F.lit, one.candidates)) for one in found))
     return sums.select(
-        F.get(of_family(F.array(*map(F.lit, one.candidates)) for one in found), F.col("place")).alias("candidate"),
-        of_family(F.lit(one.kind.value) for one in found).alias("kind"),
-        *NAMED, "limit", "scope", "seconds_over",
+        names[F.col("family")][F.col("place")].alias("candidate"), "kind", *NAMED, "limit", "scope", "seconds_over",
         F.expr("coalesce(seconds_over / nullif(seconds_seen, 0), 0)").alias("time_over_share"),
         "longest_delay_s", "peak_interval_rate", "extreme_in_window", "delayed_in_truth_s", "sidecars", "seconds_seen",
     )  # fmt: skip

@@ -123,7 +123,7 @@ def test_state_is_bounded_and_exported(spark: SparkSession, tmp_path: Path) -> N
     settings = StreamSettings(str(source), str(output), delay="1 hour", once=True, rows_per_batch=at_once)
     metrics, result = StreamMetrics(), []
     queries = start(spark, settings)
-    follow(queries, result.append, metrics=metrics, every_s=0.1)
+    follow(queries, result.append, metrics, every_s=0.1)
     port = metrics.serve(("127.0.0.1", 0))
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as printed:
         text = printed.read().decode()
