@@ -85,7 +85,9 @@ def compact(
         for day in sorted(found):
             if day in settings.days and oldest <= day <= settled:
                 store.touch()
-                written += _day(store, settings, day, found[day], states.get(day), say, now_ms)
+                if (done := _day(store, settings, day, found[day], states.get(day), now_ms)) is not None:
+                    say(done)
+                    written += 1
         for day in sorted(states):
             if day < oldest:
                 store.drop(day)
@@ -105,16 +107,16 @@ def _day(
     day: str,
     places: Sequence[str],
     state: Day | None,
-    say: Callable[[str], None],
     now_ms: int,
-) -> bool:
+) -> str | None:
+    """Returns what was done; None: the day has no new files."""
     spark = store.spark
     generation = 0 if state is None else state.generation
     store.tidy(day, generation)
     lines = spark.read.option("recursiveFileLookup", True).text(list(places))
     files, size_read = input_files(lines), input_bytes(lines)
     if not files or (state is not None and state.read == _digest(files, size_read)):
-        return False
+        return None
     parquet = next((one for one in files if one.endswith(".parquet")), None)
     if parquet is not None:
         raise WrongUseError(f"--input {unquote(parquet)}: got Parquet, expected JSON lines")
@@ -162,11 +164,10 @@ def _day(
     bytes_now = _bytes(spark, [f"{store.records}/date={day}"]) if records else 0
     if store.table is not None:
         count, bytes_now = store.table.files(day)
-    say(
+    return (
         f"{day}: {several(len(files), 'file')} of {size(size_read)} to {several(count, 'file')} of {size(bytes_now)}, "
         f"{several(records, 'record')}{more}"
     )
-    return True
 
 
 def _files_made(rows: DataFrame, parts: int, place: str) -> DataFrame:

@@ -187,11 +187,10 @@ def files_aside(files: Sequence[str]) -> str:
     return f"{several(len(files), 'file')}, {UNREADABLE}: {names}{more}"
 
 
-def _reason(fields: Iterable[Field], now_ms: int | None) -> Column:
+def _reason(fields: Sequence[Field], now_ms: int | None) -> Column:
     """Why a row with these columns is not usable; null if it is. `now_ms`: None is the time of the query, or of a
     stream's batch."""
     now = F.unix_millis(F.current_timestamp()) if now_ms is None else F.lit(now_ms)
-    fields = list(fields)
     numbers = [field for field in fields if field.type != "string"]
     no_null = [F.col(field.name).isNull() for field in fields if not field.nullable]
     as_double = {field.name: F.col(field.name).cast("double") for field in numbers}

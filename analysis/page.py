@@ -19,7 +19,7 @@ from pyspark.sql.types import BooleanType, NumericType
 
 from analysis.columns import some_rows
 from analysis.intake import Quality
-from analysis.report import Content, Plot, Report, Table
+from analysis.report import Content, Report, Table
 from analysis.words import cell, span
 from config.visible import visible
 
@@ -54,7 +54,7 @@ def render(
         title=report.title,
         question=report.question,
         findings=[visible(text) for text in content.findings],
-        plots=[Plot(plot.caption, _apart(plot.svg, number)) for number, plot in enumerate(content.plots)],
+        plots=[(caption, _apart(svg, number)) for number, (caption, svg) in enumerate(content.plots)],
         tables=[
             _shown(name, table, tables[name], DETAILS in others) for name, table in report.tables.items() if table.shown
         ],

@@ -109,19 +109,12 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
-    """A picture as SVG text, and its description."""
-
-    caption: str
-    svg: str
-
-
-@dataclass(frozen=True, slots=True)
 class Content:
     """The findings, written after the tables."""
 
     findings: Sequence[str]
-    plots: Sequence[Plot] = ()
+    plots: Sequence[tuple[str, str]] = ()
+    """Caption, and picture as SVG text."""
     files: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 

@@ -12,7 +12,7 @@ from analysis import plots
 from analysis.columns import DAY_S, bucket, named, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import BYTE_KINDS, BYTES, OF_PROMISES, by_kind, of_kind
-from analysis.report import Content, Context, Plot, Report, Table, Tables
+from analysis.report import Content, Context, Report, Table, Tables
 from analysis.words import several, share, size
 
 COLUMNS = (*BYTES, *OF_PROMISES)
@@ -90,7 +90,7 @@ def _content(tables: Tables, quality: Quality) -> Content:
             levels[f"{row['kind']} capacity"] = row["capacity_bytes_per_s"]
     return Content(
         [text for row in rows for text in _findings(row)],
-        [Plot("Daily peaks", plots.steps(series, "bytes per second", DAY_S, quality, levels))],
+        [("Daily peaks", plots.steps(series, "bytes per second", DAY_S, quality, levels))],
         notes=[
             "Limits are summed over groups and sidecars: each sidecar allows the whole limit. A limit with "
             "scope: fleet counts once. Limits seen in the last hour of the input count; shadow limits do not.",

@@ -9,7 +9,7 @@ from analysis import plots
 from analysis.columns import HOUR_S, bucket, named, only_row, some_rows, sums
 from analysis.kinds import AMOUNTS, BYTE_KINDS, OF_PROMISES, enforced
 from analysis.owners import PriceModel
-from analysis.report import TEAM, Content, Context, Plot, Report, Table, Tables
+from analysis.report import TEAM, Content, Context, Report, Table, Tables
 from analysis.words import several, share
 
 _AMOUNTS = tuple(AMOUNTS.values())
@@ -117,7 +117,7 @@ def _content(tables: Tables, model: PriceModel, grain: int) -> Content:
     bill = {str(row["payer"]): {name.replace("_", " "): row[name] for name in ITEMS} for row in top}
     return Content(
         findings,
-        [Plot(f"The largest bills, in {model.currency}", plots.bars(bill, model.currency))],
+        [(f"The largest bills, in {model.currency}", plots.bars(bill, model.currency))],
         notes=[
             f"A burst is the bytes above {model.burst_above:g} times the payer's mean rate of that hour, in "
             f"buckets of {grain} s.",

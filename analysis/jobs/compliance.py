@@ -6,7 +6,7 @@ from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import CLIENT, named, some_rows, sums
-from analysis.report import Content, Context, Plot, Report, Table, Tables
+from analysis.report import Content, Context, Report, Table, Tables
 from analysis.words import several, share
 
 COLUMNS = ("client_library", "client_library_version", "mutes", "mutes_ignored", "requests")
@@ -61,7 +61,7 @@ def _content(tables: Tables) -> Content:
             findings.append(f"{name} honours throttle times in part: it went on sending during {seen}.")
     return Content(
         findings[:8],
-        [Plot("Throttled libraries: waited or went on sending", plots.bars(shown, "throttles"))],
+        [("Throttled libraries: waited or went on sending", plots.bars(shown, "throttles"))],
         notes=[
             "A client gains nothing by ignoring throttle times: kquota does not read a muted connection.",
             "Libraries name themselves from ApiVersions version 3 on (KIP-511); older ones are '(did not say)'.",

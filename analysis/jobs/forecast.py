@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import DAY_S, merged, named, only_row, place_in, some_rows, sums
 from analysis.kinds import AMOUNTS, BYTE_KINDS, BYTES, GROUP, LIMITS, OF_PROMISES, OF_USE, by_group, by_kind, of_kind
-from analysis.report import Content, Context, Plot, Report, Table, Tables
+from analysis.report import Content, Context, Report, Table, Tables
 from analysis.session import ship_code
 from analysis.trend import CERTAINTY, FEWEST_DAYS, RESULT, WEEK, forecasts
 from analysis.words import group_name, rate, several, share
@@ -194,7 +194,7 @@ def _name(row: Any) -> str:
     return group_name(row["group_user"], row["group_client"])
 
 
-def _picture(tables: Tables, row: Any) -> Plot:
+def _picture(tables: Tables, row: Any) -> tuple[str, str]:
     names = {"scope": WHOLE, "group_user": None, "group_client": None} | row.asDict()
     mine = F.lit(True)
     for name in NAMES:
@@ -206,4 +206,4 @@ def _picture(tables: Tables, row: Any) -> Plot:
     ]
     label = "bytes per second" if row["kind"] in BYTE_KINDS else UNITS[row["kind"]]
     svg = plots.outlook(seen, ahead, label, row["limit"])
-    return Plot(f"{_name(row)}, {row['kind']}: daily peaks and forecast", svg)
+    return (f"{_name(row)}, {row['kind']}: daily peaks and forecast", svg)

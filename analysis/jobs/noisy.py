@@ -6,7 +6,7 @@ from pyspark.sql import functions as F
 
 from analysis import plots
 from analysis.columns import CLIENT, bucket, named, some_rows
-from analysis.report import Content, Context, Plot, Report, Table, Tables
+from analysis.report import Content, Context, Report, Table, Tables
 from analysis.words import several, who
 
 COLUMNS = ("produce_bytes", "fetch_bytes", "request_seconds", "requests")
@@ -89,7 +89,7 @@ def _content(tables: Tables, grain: int) -> Content:
         if row["lift"] is not None and row["lift"] > 1
     }
     caption = "Extra broker time of others' requests during a client's bursts"
-    pictures = [Plot(caption, plots.bars(shown, "ms per request"))] if shown else []
+    pictures = [(caption, plots.bars(shown, "ms per request"))] if shown else []
     return Content(
         findings,
         pictures,

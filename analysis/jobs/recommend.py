@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from analysis import plots
 from analysis.columns import CLIENT, DAY_S, HOUR_S, MAX_ROWS, bucket, grain_for, named, some_rows, start_of
 from analysis.kinds import AMOUNTS, USED, by_kind, of_kind
-from analysis.report import Content, Context, Plot, Report, Table, Tables
+from analysis.report import Content, Context, Report, Table, Tables
 from analysis.words import rate, several, span, who
 from config.visible import has_control
 from quota.entity import Kind
@@ -195,7 +195,7 @@ def _content(tables: Tables, headroom: float) -> Content:
         if row["kind"] in ("produce", "fetch")
     }
     top = dict(list(shown.items())[:12])
-    pictures = [Plot("The largest needs, and the headroom above them", plots.bars(top, "bytes per second"))]
+    pictures = [("The largest needs, and the headroom above them", plots.bars(top, "bytes per second"))]
     return Content(
         findings,
         pictures if top else [],

@@ -10,7 +10,7 @@ from analysis.columns import CLIENT, HOUR_S, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import COUNTS, SECONDS
 from analysis.owners import Owners
-from analysis.report import TEAM, Content, Context, Plot, Report, Table, Tables
+from analysis.report import TEAM, Content, Context, Report, Table, Tables
 from analysis.words import several, share, span, who
 
 COLUMNS = (*COUNTS, *SECONDS, "requests")
@@ -79,7 +79,7 @@ def _content(tables: Tables, target: float, quality: Quality) -> Content:
     bars = {row[TEAM]: {"% of time": row["time_delayed_share"] * 100} for row in some_rows(teams, PLOTTED)}
     return Content(
         findings,
-        [Plot("Delayed time per hour", hours), Plot("Teams", plots.bars(bars, "percent of the time"))],
+        [("Delayed time per hour", hours), ("Teams", plots.bars(bars, "percent of the time"))],
         notes=[
             "Time is the intervals in which a client sent requests. Delays of an interval count up to its length, "
             "however many connections waited.",

@@ -9,7 +9,7 @@ from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, bucket, named, some_rows, sums
 from analysis.intake import Quality
 from analysis.kinds import COUNTS, DELAYED, SECONDS, exploded
-from analysis.report import Content, Context, Plot, Report, Table, Tables
+from analysis.report import Content, Context, Report, Table, Tables
 from analysis.words import several, share, span, who
 from quota.entity import Kind
 from quota.record import CAUSES
@@ -125,8 +125,8 @@ def _content(tables: Tables, quality: Quality) -> Content:
     return Content(
         findings,
         [
-            Plot("Time lost to throttles, per hour", hours),
-            Plot("Clients with the longest delays", plots.bars(victims, "minutes")),
+            ("Time lost to throttles, per hour", hours),
+            ("Clients with the longest delays", plots.bars(victims, "minutes")),
         ],
         notes=[
             "Delays of several connections add up: two connections delayed for a minute each are two minutes.",

@@ -11,7 +11,7 @@ from analysis import plots
 from analysis.columns import CLIENT, HOUR_S, named, only_row, seen, some_rows, start_of, sums, together
 from analysis.intake import Quality
 from analysis.kinds import AMOUNTS, BYTE_KINDS, GROUP, LIMITS, OF_USE, by_group
-from analysis.report import Content, Context, Plot, Report, Table, Tables
+from analysis.report import Content, Context, Report, Table, Tables
 from analysis.words import several, share, size, span, who
 
 _SUMS = (*AMOUNTS.values(), "requests")
@@ -115,8 +115,8 @@ def _content(tables: Tables, grain: int, quality: Quality) -> Content:
     return Content(
         findings,
         [
-            Plot("The whole fleet's rate", rates),
-            Plot("The largest clients", plots.bars(largest, "bytes")),
+            ("The whole fleet's rate", rates),
+            ("The largest clients", plots.bars(largest, "bytes")),
         ],
         notes=[
             f"Percentiles are of the client's total rate on all sidecars, in buckets of {grain} s with records; the "

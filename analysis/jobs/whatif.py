@@ -16,7 +16,7 @@ from analysis.intake import Intake
 from analysis.kinds import AMOUNTS, BYTE_KINDS, exploded, of_kind
 from analysis.levels import ADDED, CandidateQuotas, resolved
 from analysis.replay import RESULT, Rule, folded, most_in_window
-from analysis.report import Content, Context, Plot, Report, Table, Tables
+from analysis.report import Content, Context, Report, Table, Tables
 from analysis.session import ship_code
 from analysis.words import group_name, rate, several, share, span
 from quota.entity import Kind
@@ -132,9 +132,8 @@ def _members(clients: DataFrame, found: Sequence[Family]) -> DataFrame:
     schema = clients.selectExpr("*", *(f"CAST(NULL AS {kind}) AS {name}" for name, kind in ADDED.items())).schema
 
     def of(number: int, family: Family) -> DataFrame:
-        rows = clients.mapInArrow(resolved(family.kind, family.candidates.values()), schema).where(
-            "limits[0] IS NOT NULL"
-        )
+        rows = clients.mapInArrow(resolved(family.kind, family.candidates.values()), schema)
+        rows = rows.where("limits[0] IS NOT NULL")
         rows = rows.withColumn("counter", F.when(~F.col("of_fleet"), F.col("instance")))
         names = (*GROUP, *(name for name in CLIENT if name not in GROUP), "of_fleet", "limits")
         figures = (F.col(f"{family.kind}_{name}").alias(name) for name in ("density", "peak", "used", "held"))
@@ -295,7 +294,7 @@ def _content(tables: Tables, names: Sequence[str], at_most: float) -> Content:
     }
     return Content(
         findings,
-        [Plot("Time over the candidate limits", plots.bars(shown, "minutes"))] if shown else [],
+        [("Time over the candidate limits", plots.bars(shown, "minutes"))] if shown else [],
         notes=[
             "Records have the usage per interval; the replay spreads it evenly over the seconds. Shorter bursts are "
             "flattened, so these figures are lower bounds.",
