@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 from operator import add, or_
+from typing import Any
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -327,12 +328,13 @@ def _audited(
         repeated = found.where("duplicates > 0")
         records = audit.without_repeats(fit, repeated, repeated.count(), f"{staging}/repeats")
     reasons = {name: counts.get(name, 0) for name in REASONS} | {"duplicate": repeats}
-    counts_and_times = ("instances", "missing", "gaps", "clock_steps", "renamed", "first_ms", "last_ms")
+    names = ("instances", "missing", "gaps", "clock_steps", "renamed", "first_ms", "last_ms")
+    counted: dict[str, Any] = {name: int(total[name]) for name in names}
     quality = Quality(
         read=sum(counts.values()),
         aside=reasons,
         used=int(total["records"]) - repeats,
-        **{name: int(total[name]) for name in counts_and_times},
+        **counted,
         covered=tuple((int(run["first_ms"]), int(run["last_ms"])) for run in total["covered"]),
         interval_s=total["interval_ms"] / 1000,
     )

@@ -98,7 +98,7 @@ def lag_messages(progress: Mapping[str, Any]) -> int | None:
     """How many messages of its topic a batch has left; None if the source is not a topic."""
     (source,) = progress["sources"]
     latest: dict[str, dict[str, int]] | None = source["latestOffset"]
-    read = source["endOffset"]
+    read: dict[str, dict[str, int]] | None = source["endOffset"]
     if latest is None or read is None:
         return None
     return sum(
