@@ -16,7 +16,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -53,26 +53,26 @@ _formatted: dict[tuple[object, ...], tuple[str, Path, bytes]] = {}
 and the overrides: the next cluster of the same kind starts without that JVM."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Node:
     node_id: int
     host: str
     port: int
-    pid: int
-    log: Path
-
-
-@dataclass
-class _Slot:
-    node_id: int
-    host: str
-    port: int
     folder: Path
+    secure_ports: dict[str, int]
     process: GuardedProcess | None = None
-    secure_ports: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.log, self.console, self.data = (self.folder / name for name in ("broker.log", "console.log", "data"))
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, f"broker {self.node_id} is stopped"
+        return self.process.child_pid
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
 
 class KafkaCluster:
@@ -98,7 +98,7 @@ class KafkaCluster:
         self._overrides, self._progress, self._jvm = overrides, progress, jvm
         self._extra_listeners, self._addresses = extra_listeners, addresses
         self._cluster_id = _random_id()
-        self._slots: dict[int, _Slot] = {}
+        self._all: dict[int, Node] = {}
         self._voters: list[Voter] = []
         self._lock = threading.RLock()
 
@@ -143,86 +143,84 @@ class KafkaCluster:
 
     @property
     def nodes(self) -> list[Node]:
-        return [
-            Node(slot.node_id, slot.host, slot.port, slot.process.child_pid, slot.log)
-            for slot in sorted(self._slots.values(), key=lambda slot: slot.node_id)
-            if slot.process is not None and slot.process.poll() is None
-        ]
+        """Those that run."""
+        return [node for _, node in sorted(self._all.items()) if node.runs]
 
     @property
     def bootstrap(self) -> list[str]:
         return [address_text(node.host, node.port) for node in self.nodes]
 
     def bootstrap_of(self, listener: str) -> list[str]:
-        return [address_text(node.host, self._slot(node.node_id).secure_ports[listener]) for node in self.nodes]
+        return [address_text(node.host, node.secure_ports[listener]) for node in self.nodes]
 
     def node(self, node_id: int) -> Node:
-        for node in self.nodes:
-            if node.node_id == node_id:
-                return node
-        raise EmbeddedKafkaError(f"broker {node_id} is not running; running: {[node.node_id for node in self.nodes]}")
+        """One of them, which may have been stopped."""
+        try:
+            return self._all[node_id]
+        except KeyError:
+            raise EmbeddedKafkaError(f"no broker {node_id}; there are {sorted(self._all)}") from None
 
     def ended(self) -> str:
         """Brokers that ended without having been stopped: which, how, and their last output; else empty."""
         return "\n".join(
-            f"broker {slot.node_id} ended with code {slot.process.returncode}{_tail(slot)}"
-            for slot in self._slots.values()
-            if slot.process is not None and slot.process.poll() is not None
+            f"broker {node.node_id} ended with code {node.process.returncode}{_tail(node)}"
+            for node in self._all.values()
+            if node.process is not None and node.process.poll() is not None
         )
 
     def stop_broker(self, node_id: int, *, kill: bool = False) -> None:
         """Stop one broker, gracefully (SIGKILL only after STOP_LIMIT_S) or as in a crash; data and port are kept."""
         with self._lock:
-            process = self._slot(node_id).process
-            if process is None:
+            node = self.node(node_id)
+            if node.process is None:
                 return
             if kill:
-                process.kill()
-            process.stop(STOP_LIMIT_S)
-            self._slots[node_id].process = None
+                node.process.kill()
+            node.process.stop(STOP_LIMIT_S)
+            node.process = None
             self._progress(f"broker {node_id} stopped")
 
     def start_broker(self, node_id: int, *, move: bool = False, address: tuple[str, int] | None = None) -> Node:
         """Start a stopped broker again with its data, and wait until all see it: at its old address, or (`move`) on
         another port, or at `address`."""
         with self._lock:
-            slot = self._slot(node_id)
-            if slot.process is None or slot.process.poll() is not None:
+            node = self.node(node_id)
+            if not node.runs:
                 if move:
-                    slot.port = free_ports(1, self._ports())[0]
+                    node.port = free_ports(1, self._ports())[0]
                 if address is not None:
-                    slot.host, slot.port = address
+                    node.host, node.port = address
                 if move or address is not None:
-                    self._write_properties(slot)
-                self._launch([slot], START_LIMIT_S)
-            return self.node(node_id)
+                    self._write_properties(node)
+                self._launch([node], START_LIMIT_S)
+            return node
 
     def add_broker(self, node_id: int, *, address: tuple[str, int] | None = None) -> Node:
         """Add a new node (broker only, no voter) to the running cluster; waits until every running broker sees it."""
         with self._lock:
-            if node_id in self._slots:
+            if node_id in self._all:
                 raise EmbeddedKafkaError(f"there is a broker {node_id} already")
-            slot = self._new_slot(node_id, self._ports(), address)
-            source = next(iter(self._slots.values()))
-            self._slots[node_id] = slot
-            self._write_properties(slot)
-            self._write_storage(slot, *_read_storage(source))
-            self._launch([slot], START_LIMIT_S)
-            return self.node(node_id)
+            node = self._new_node(node_id, self._ports(), address)
+            source = next(iter(self._all.values()))
+            self._all[node_id] = node
+            self._write_properties(node)
+            self._write_storage(node, *_read_storage(source))
+            self._launch([node], START_LIMIT_S)
+            return node
 
     def stop(self) -> None:
         """Stop every broker, by SIGKILL if need be; a temporary folder is deleted. May be called again."""
         with self._lock:
             _running.discard(self)
-            processes = [slot.process for slot in self._slots.values() if slot.process is not None]
+            processes = [node.process for node in self._all.values() if node.process is not None]
             for process in processes:
                 process.terminate()
             # All at once: the last of several controllers cannot stop gracefully, as it has no quorum any more.
             deadline = time.monotonic() + (DISCARD_LIMIT_S if self._discard else STOP_LIMIT_S)
             for process in processes:
                 process.stop(max(0.0, deadline - time.monotonic()))
-            for slot in self._slots.values():
-                slot.process = None
+            for node in self._all.values():
+                node.process = None
             if self._discard:
                 shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -232,22 +230,15 @@ class KafkaCluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _slot(self, node_id: int) -> _Slot:
-        try:
-            return self._slots[node_id]
-        except KeyError:
-            raise EmbeddedKafkaError(f"no broker {node_id}; there are {sorted(self._slots)}") from None
-
     def _ports(self) -> set[int]:
         used = {voter.controller_port for voter in self._voters}
-        return used.union(*({slot.port, *slot.secure_ports.values()} for slot in self._slots.values()))
+        return used.union(*({node.port, *node.secure_ports.values()} for node in self._all.values()))
 
-    def _new_slot(self, node_id: int, avoid: set[int], address: tuple[str, int] | None) -> _Slot:
+    def _new_node(self, node_id: int, avoid: set[int], address: tuple[str, int] | None) -> Node:
         names = [] if self.security is None else [listener.name for listener in self.security.listeners]
         port, *secure = free_ports(1 + len(names), avoid)
-        secure_ports = dict(zip(names, secure, strict=True))
         host, port = address or (LOOPBACK, port)
-        return _Slot(node_id, host, port, self.directory / f"broker-{node_id}", secure_ports=secure_ports)
+        return Node(node_id, host, port, self.directory / f"broker-{node_id}", dict(zip(names, secure, strict=True)))
 
     def _start_first(self, node_ids: Sequence[int], start_limit_s: float) -> None:
         began = time.monotonic()
@@ -256,85 +247,85 @@ class KafkaCluster:
         self._voters = [Voter(node_id, port) for node_id, port in zip(node_ids, ports, strict=True)]
         addresses: Sequence[tuple[str, int] | None] = self._addresses or [None] * len(node_ids)
         for node_id, address in zip(node_ids, addresses, strict=True):
-            self._slots[node_id] = self._new_slot(node_id, taken | self._ports(), address)
-        slots = list(self._slots.values())
-        for slot in slots:
-            self._write_properties(slot)
-        self._format(slots[0])
-        for slot in slots[1:]:
-            self._write_storage(slot, *_read_storage(slots[0]))
-        self._launch(slots, start_limit_s, began)
+            self._all[node_id] = self._new_node(node_id, taken | self._ports(), address)
+        nodes = list(self._all.values())
+        for node in nodes:
+            self._write_properties(node)
+        self._format(nodes[0])
+        for node in nodes[1:]:
+            self._write_storage(node, *_read_storage(nodes[0]))
+        self._launch(nodes, start_limit_s, began)
         _running.add(self)
 
-    def _write_properties(self, slot: _Slot) -> None:
-        slot.data.mkdir(parents=True, exist_ok=True)
+    def _write_properties(self, node: Node) -> None:
+        node.data.mkdir(parents=True, exist_ok=True)
         properties = broker_properties(
             version=self.version,
-            node_id=slot.node_id,
-            host=slot.host,
-            port=slot.port,
+            node_id=node.node_id,
+            host=node.host,
+            port=node.port,
             voters=self._voters,
-            data=slot.data,
+            data=node.data,
             overrides=self._overrides,
             extra_listeners=self._extra_listeners,
             security=self.security,
-            secure_ports=slot.secure_ports,
+            secure_ports=node.secure_ports,
         )
-        (slot.folder / "server.properties").write_text(to_text(properties), encoding="utf-8")
+        (node.folder / "server.properties").write_text(to_text(properties), encoding="utf-8")
 
-    def _format(self, slot: _Slot) -> None:
+    def _format(self, node: Node) -> None:
         """Run StorageTool for the first node: it writes the features (a bootstrap record) and the identity."""
         arguments = [word for feature in format_features(self.version) for word in ("--feature", feature)]
         if self.security is not None:
             arguments += self.security.format_arguments()
         kind = (self.version, *arguments, *sorted(self._overrides.items()))
         if kind in _formatted:
-            self._write_storage(slot, *_formatted[kind])
+            self._write_storage(node, *_formatted[kind])
             return
-        ids = ["--cluster-id", self._cluster_id, "--config", str(slot.folder / "server.properties")]
+        ids = ["--cluster-id", self._cluster_id, "--config", str(node.folder / "server.properties")]
         try:
             run_tool("kafka.tools.StorageTool", ["format", *ids, *arguments], self.version)
         except ToolError as error:
-            raise BrokerStartError(f"broker {slot.node_id}'s storage cannot be formatted: {error}") from None
-        _formatted[kind] = _read_storage(slot)
+            raise BrokerStartError(f"broker {node.node_id}'s storage cannot be formatted: {error}") from None
+        _formatted[kind] = _read_storage(node)
 
-    def _write_storage(self, slot: _Slot, identity: str, path: Path, checkpoint: bytes) -> None:
+    def _write_storage(self, node: Node, identity: str, path: Path, checkpoint: bytes) -> None:
         """The bootstrap records name neither cluster nor node, only meta.properties does."""
-        own = {"cluster.id": self._cluster_id, "node.id": str(slot.node_id), "directory.id": _random_id()}
+        own = {"cluster.id": self._cluster_id, "node.id": str(node.node_id), "directory.id": _random_id()}
         pairs = [line.split("=", 1) for line in identity.splitlines() if "=" in line and not line.startswith("#")]
         text = "".join(f"{key}={own.get(key, value)}\n" for key, value in pairs)
-        (slot.data / "meta.properties").write_text(text, encoding="utf-8")
-        (slot.data / path).parent.mkdir(exist_ok=True)
-        (slot.data / path).write_bytes(checkpoint)
+        (node.data / "meta.properties").write_text(text, encoding="utf-8")
+        (node.data / path).parent.mkdir(exist_ok=True)
+        (node.data / path).write_bytes(checkpoint)
 
-    def _launch(self, slots: Sequence[_Slot], start_limit_s: float, began: float | None = None) -> None:
+    def _launch(self, nodes: Sequence[Node], start_limit_s: float, began: float | None = None) -> None:
         began = time.monotonic() if began is None else began
-        for slot in slots:
-            arguments = (*self._jvm, *broker_arguments(self.version, slot.log))
-            command = java_command("kafka.Kafka", [str(slot.folder / "server.properties")], self.version, arguments)
-            with slot.console.open("ab") as console:
-                slot.process = GuardedProcess(
-                    command, stdout=console, stderr=console, orphan_dir=slot.folder if self._discard else None
+        for node in nodes:
+            arguments = (*self._jvm, *broker_arguments(self.version, node.log))
+            command = java_command("kafka.Kafka", [str(node.folder / "server.properties")], self.version, arguments)
+            with node.console.open("ab") as console:
+                node.process = GuardedProcess(
+                    command, stdout=console, stderr=console, orphan_dir=node.folder if self._discard else None
                 )
         deadline = time.monotonic() + start_limit_s
-        for slot in slots:
-            self._wait_until_it_sees(slot, deadline)
-            where = address_text(slot.host, slot.port)
-            self._progress(f"broker {slot.node_id} answers after {time.monotonic() - began:.1f} s on {where}")
-        for slot in self._slots.values():
-            if slot not in slots and slot.process is not None:
-                self._wait_until_it_sees(slot, deadline)
+        for node in nodes:
+            self._wait_until_it_sees(node, deadline)
+            where = address_text(node.host, node.port)
+            self._progress(f"broker {node.node_id} answers after {time.monotonic() - began:.1f} s on {where}")
+        for node in self._all.values():
+            if node not in nodes and node.process is not None:
+                self._wait_until_it_sees(node, deadline)
 
-    def _wait_until_it_sees(self, slot: _Slot, deadline: float) -> None:
+    def _wait_until_it_sees(self, node: Node, deadline: float) -> None:
         """Poll one broker until its Metadata lists every running broker of the cluster at its own address."""
-        running = [one for one in self._slots.values() if one.process is not None]
+        running = [one for one in self._all.values() if one.process is not None]
         expected = {AdvertisedBroker(one.node_id, one.host, one.port) for one in running}
         last = "no answer yet"
         while time.monotonic() < deadline:
             if ended := self.ended():
                 raise BrokerStartError(ended)
             try:
-                seen = set(brokers_seen_by(slot.host, slot.port, timeout_s=2.0))
+                seen = set(brokers_seen_by(node.host, node.port, timeout_s=2.0))
             except ProbeError as error:
                 last = str(error)
             else:
@@ -342,14 +333,14 @@ class KafkaCluster:
                     return
                 last = f"it sees brokers {sorted(broker.node_id for broker in seen)}"
             time.sleep(POLL_S)
-        raise BrokerStartError(f"broker {slot.node_id} is not ready in time: {last}{_tail(slot)}")
+        raise BrokerStartError(f"broker {node.node_id} is not ready in time: {last}{_tail(node)}")
 
 
-def _read_storage(slot: _Slot) -> tuple[str, Path, bytes]:
+def _read_storage(node: Node) -> tuple[str, Path, bytes]:
     """Its identity, and the bootstrap records with their place: 4.4 has moved them into the metadata's folder."""
-    identity = (slot.data / "meta.properties").read_text(encoding="utf-8")
-    (checkpoint,) = slot.data.rglob("*.checkpoint")
-    return identity, checkpoint.relative_to(slot.data), checkpoint.read_bytes()
+    identity = (node.data / "meta.properties").read_text(encoding="utf-8")
+    (checkpoint,) = node.data.rglob("*.checkpoint")
+    return identity, checkpoint.relative_to(node.data), checkpoint.read_bytes()
 
 
 def _random_id() -> str:
@@ -360,9 +351,9 @@ def _random_id() -> str:
             return text
 
 
-def _tail(slot: _Slot) -> str:
+def _tail(node: Node) -> str:
     parts = []
-    for file in filter(Path.is_file, (slot.log, slot.console)):
+    for file in filter(Path.is_file, (node.log, node.console)):
         if lines := file.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]:
             parts.append(f"\n--- last lines of {file}:\n" + "\n".join(lines))
     return "".join(parts) or "\n(its log is empty)"

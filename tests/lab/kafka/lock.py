@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from tests.lab.kafka.errors import EmbeddedKafkaError
@@ -64,31 +65,19 @@ def lock(version: str, repository: Path, names: Sequence[str]) -> list[LockedJar
         return list(pool.map(fetch, jars.values()))
 
 
-class _FailOnWarning(logging.Handler):
-    """jgo only warns when a download differs from the published SHA-1; a lock file must not be made of such a file."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.mismatches: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        message = record.getMessage()
-        if "mismatch" in message.lower():
-            self.mismatches.append(message)
-
-
 def main(versions: list[str]) -> int:
     wanted = [(name if "-" in name else f"kafka-{name}").split("-") for name in versions]
     if not versions or any(of not in ARTIFACTS or version.split(".")[0] not in LOG_BINDING for of, version in wanted):
         print(f"use: python -m tests.lab.kafka.lock [{'|'.join(ARTIFACTS)}-]VERSION...   (e.g. 4.4.0)", file=sys.stderr)
         return 2
-    watch = _FailOnWarning()
-    logging.getLogger("jgo").addHandler(watch)
+    # jgo only warns when a download differs from the published SHA-1; a lock file must not be made of such a file.
+    log = BufferingHandler(capacity=sys.maxsize)
+    logging.getLogger("jgo").addHandler(log)
     for of, version in wanted:
         with tempfile.TemporaryDirectory(prefix="kquota-lock-") as scratch:
             jars = lock(version, Path(scratch), ARTIFACTS[of])
-        if watch.mismatches:
-            raise EmbeddedKafkaError("\n".join(watch.mismatches))
+        if mismatches := [line for one in log.buffer if "mismatch" in (line := one.getMessage()).lower()]:
+            raise EmbeddedKafkaError("\n".join(mismatches))
         name, what = (version, "broker and command-line tools") if of == "kafka" else (f"{of}-{version}", of)
         lines = [
             f"# Apache Kafka {version}: {what}. SHA-256 and coordinate of each jar, class path order.",
