@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import secrets
-import selectors
 import shutil
 import signal
 import subprocess
@@ -97,35 +96,29 @@ def _tail(title: str, log: Path) -> str:
     return f"\n--- {title}:\n" + ("\n".join(lines[-TAIL_LINES:]) if lines else "(it wrote nothing)")
 
 
-def _start(module: str, *arguments: str, log: Path, talk: bool, orphan_dir: Path | None = None) -> GuardedProcess:
-    """Run a module of this checkout; stderr (and stdout, unless `talk`) go to `log`."""
+def _start(module: str, *arguments: str, log: Path, **more: Any) -> GuardedProcess:
+    """Run a module of this checkout; stderr (and stdout, unless `more` has it) go to `log`."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-P", "-m", module, *arguments]  # -P: never from the current folder
     with log.open("ab") as file:
-        return GuardedProcess(
-            [sys.executable, "-P", "-m", module, *arguments],  # -P: never from the current folder
-            stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if talk else file,
-            stderr=file,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            orphan_dir=orphan_dir,
-        )
+        return GuardedProcess(command, env=env, **{"stdout": file, "stderr": file} | more)
 
 
 class Client:
-    """A client's process and its JSON lines, read without ever blocking."""
+    """A client's process, and the JSON lines that it writes to a file."""
 
     def __init__(self, plan: DemoClient, bootstrap: str, folder: Path) -> None:
         self.plan = plan
         self._log = folder / f"{plan.name}.log"
         task = {"bootstrap": bootstrap, "client_id": plan.client_id, "topic": plan.topic, "wanted": plan.wanted}
-        self.process = _start("tests.lab.demo.clients", plan.program, json.dumps(task), log=self._log, talk=True)
-        assert self.process.stdout is not None
-        self._output = self.process.stdout.fileno()
-        os.set_blocking(self._output, False)
+        path = folder / f"{plan.name}.jsonl"
+        with path.open("wb") as out:
+            arguments = (plan.program, json.dumps(task))
+            pipe = subprocess.PIPE
+            self.process = _start("tests.lab.demo.clients", *arguments, log=self._log, stdin=pipe, stdout=out)
+        self._lines = path.open("rb")
         self._unfinished = b""
-
-    def fileno(self) -> int:
-        return self._output
 
     def go(self) -> None:
         assert self.process.stdin is not None
@@ -134,28 +127,26 @@ class Client:
             self.process.stdin.flush()
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        while True:
-            try:
-                received = os.read(self._output, 1 << 16)
-            except BlockingIOError:
-                return
-            if not received:
-                name = f"client {self.plan.name} ({self.plan.library})"
-                end = f"{name} ended with exit code {self.process.wait()}"
-                raise DemoError(end + _tail("the end of what it wrote", self._log))
-            *lines, self._unfinished = (self._unfinished + received).split(b"\n")
-            yield from map(json.loads, lines)
+        """Those that are new."""
+        if (code := self.process.poll()) is not None:
+            end = f"client {self.plan.name} ({self.plan.library}) ended with exit code {code}"
+            raise DemoError(end + _tail("the end of what it wrote", self._log))
+        *lines, self._unfinished = (self._unfinished + self._lines.read()).split(b"\n")
+        yield from map(json.loads, lines)
+
+    def stop(self) -> None:
+        self.process.stop(CLIENT_STOP_LIMIT_S)
+        self._lines.close()
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
 
 
 def _stop_all(clients: list[Client]) -> None:
     for client in clients:
         client.process.terminate()
     for client in clients:
-        client.process.stop(CLIENT_STOP_LIMIT_S)
-        for stream in (client.process.stdin, client.process.stdout):
-            with contextlib.suppress(BrokenPipeError):
-                if stream is not None:
-                    stream.close()
+        client.stop()
 
 
 def configuration(
@@ -198,7 +189,7 @@ class DemoSidecar:
         config.write_text(yaml.safe_dump(configuration(plans, upstream, listen, admin, key, usage), sort_keys=False))
         self._log = folder / "kquota.log"
         arguments = ("run", "--config", str(config))
-        self.process = _start("proxy.app.cli.main", *arguments, log=self._log, talk=False, orphan_dir=folder)
+        self.process = _start("proxy.app.cli.main", *arguments, log=self._log, orphan_dir=folder)
 
     def wait_until_ready(self) -> None:
         end = time.monotonic() + READY_LIMIT_S
@@ -236,18 +227,9 @@ class DemoSidecar:
 class Stage:
     """Broker, sidecars and clients, connected and waiting for the sign to start."""
 
-    def __init__(
-        self,
-        cluster: KafkaCluster,
-        sidecars: Sequence[DemoSidecar],
-        clients: Sequence[Client],
-        selector: selectors.BaseSelector,
-    ) -> None:
+    def __init__(self, cluster: KafkaCluster, sidecars: Sequence[DemoSidecar], clients: Sequence[Client]) -> None:
         self._sidecars = sidecars
         self._clients = clients
-        self._selector = selector
-        for client in clients:
-            self._selector.register(client, selectors.EVENT_READ, client)
         self.versions: dict[str, str] = {}
         """Library version by the client's name, for those that are ready."""
         addresses = ", ".join(sidecar.bootstrap for sidecar in sidecars)
@@ -291,9 +273,10 @@ class Stage:
             interrupts.check()
 
     def _messages(self, wait_s: float) -> Iterator[tuple[Client, dict[str, Any]]]:
-        for key, _events in self._selector.select(wait_s):
-            for message in key.data.messages():
-                yield key.data, message
+        time.sleep(wait_s)
+        for client in self._clients:
+            for message in client.messages():
+                yield client, message
 
 
 @contextmanager
@@ -340,7 +323,7 @@ def _bring_up(stack: ExitStack, say: Say, plans: Sequence[DemoClient], usage: Pa
     stack.callback(_stop_all, clients)
     for plan in plans:
         clients.append(Client(plan, sidecars[plan.sidecar].bootstrap, folder))
-    stage = Stage(cluster, sidecars, clients, stack.enter_context(selectors.DefaultSelector()))
+    stage = Stage(cluster, sidecars, clients)
     stage.wait_until_ready()
     libraries = dict.fromkeys(f"{plan.library} {stage.versions[plan.name]}" for plan in plans)
     say(f"connected: {', '.join(libraries)}")
