@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -66,10 +67,11 @@ def _watch(request: dict[str, Any], log: int, report: int) -> list[str]:
             os.dup2(fd, target)
         os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
         return [str(argument) for argument in request["arguments"]]
-    os.write(report, b"%d\n" % child)
     os.close(log)
+    said = Connection(report, readable=False)
+    said.send(child)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os.write(report, b"%d\n" % (code if code >= 0 else 128 - code))
+    said.send(code if code >= 0 else 128 - code)
     os._exit(0)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -14,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,18 +28,11 @@ NOT_PASSED_ON: Final = ("PYTEST_CURRENT_TEST",)
 class ForkedProcess:
     """A sidecar's process, with what tests use of a GuardedProcess."""
 
-    def __init__(self, report: int) -> None:
+    def __init__(self, report: Connection) -> None:
         self._report = report
         self.returncode: int | None = None
-        self.child_pid = int(self._line(IDS_LIMIT_S))
-        self._handle = -1
-        with suppress(ProcessLookupError):  # it has ended already
-            self._handle = os.pidfd_open(self.child_pid)
-
-    @property
-    def pid(self) -> int:
+        self.pid = self.child_pid = self._told(IDS_LIMIT_S)
         """The sidecar's own: no guardian's processes stand around it."""
-        return self.child_pid
 
     def poll(self) -> int | None:
         """The exit code, if it has ended: 128 + n after signal n."""
@@ -48,34 +42,27 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            line = self._line(timeout)
-            self.returncode = int(line) if line else 128 + signal.SIGKILL
-            self._close()
+            try:
+                self.returncode = self._told(timeout)
+            except EOFError:
+                self.returncode = 128 + signal.SIGKILL
+            self._report.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
         """Send it to the sidecar, if that has not ended."""
-        if self.poll() is None and self._handle >= 0:
+        if self.poll() is None:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._handle, number)
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def _line(self, limit_s: float | None) -> bytes:
-        """What the watching process says next; empty if it has been killed, and the sidecar with it."""
-        if not select.select([self._report], [], [], limit_s)[0]:
+    def _told(self, limit_s: float | None) -> int:
+        """What the watching process says next; EOFError if it has been killed, and the sidecar with it."""
+        if not self._report.poll(limit_s):
             raise subprocess.TimeoutExpired(["kquota"], limit_s or 0.0)
-        return os.read(self._report, 64)
-
-    def _close(self) -> None:
-        for fd in (self._report, self._handle):
-            if fd >= 0:
-                os.close(fd)
-        self._report = self._handle = -1
-
-    def __del__(self) -> None:
-        self._close()
+        return int(self._report.recv())
 
 
 class _Server:
@@ -97,11 +84,9 @@ class _Server:
             "policy": os.sched_getscheduler(0),
             "priority": os.sched_getparam(0).sched_priority,
         }
-        report, theirs = os.pipe()
-        try:
-            socket.send_fds(self._requests, [json.dumps(request).encode()], [log, theirs])
-        finally:
-            os.close(theirs)
+        report, theirs = Pipe(duplex=False)
+        with theirs:
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [log, theirs.fileno()])
         return ForkedProcess(report)
 
     def stop(self) -> None:
