@@ -71,9 +71,15 @@ def test_the_sidecar_serves_as_the_chart_runs_it(
 def test_smoke_names_the_fault(capsys: pytest.CaptureFixture[str], kafka: KafkaCluster) -> None:
     (port,), (bootstrap,) = free_ports(1), kafka.bootstrap
     for arguments, said in (
+        ([f"--bootstrap=[::1]:{port}"], "Connection refused"),
+        ([f"--bootstrap=[::1]:{port}", "--tls"], "Connection refused"),
         ([f"--bootstrap=127.0.0.1:{port}"], f"error: 127.0.0.1:{port}: "),
         ([f"--bootstrap=127.0.0.1:{port}", f"--admin=http://127.0.0.1:{port}"], f"error: http://127.0.0.1:{port}: "),
         ([f"--bootstrap={bootstrap}"], f"clients bypass the sidecar: they get {bootstrap}, expected ports 1-2"),
     ):
         assert smoke.main([*arguments, "--broker-ports=1-2", "--limit-s=0"]) == 1
+        assert said in capsys.readouterr().err
+    for wrong, said in (("--bootstrap=kafka", "got kafka, expected host:port"), ("--broker-ports=a-b", "got a-b")):
+        with pytest.raises(SystemExit):
+            smoke.main([f"--bootstrap={bootstrap}", "--broker-ports=1-2", wrong])
         assert said in capsys.readouterr().err

@@ -14,11 +14,9 @@ from proxy.net.settings import StallLimits
 from quota.connections import ConnectionEntry, ConnectionLimits, EntityType
 from quota.ledger import Ledger
 from quota.table import QuotaTable
-from tests.support.certificates import Authority, Issued
 from tests.support.proxy_headers import CLIENT, LOCAL, v1, v2
 from tests.support.scripted_broker import answer, connect, exchange, read_frame, through, until
 from tests.support.session_tools import produce, produce_response
-from tests.support.tls_proxies import client_context, tls_on
 
 HERE = ("127.0.0.0/8",)
 OWN = b"own"
@@ -52,16 +50,6 @@ async def test_client_is_the_one_of_the_header(header: bytes) -> None:
             await client.aclose()
             await until(lambda: not list(proxy.each_connection()))
         assert proxy.counters.proxy_headers == {"client": len(header) + 1}
-
-
-@pytest.mark.usefixtures("tls_by")
-async def test_tls_begins_after_the_header(issuer: Authority, host: Issued) -> None:
-    async with behind(**tls_on(issuer, host, by_client=True, by_broker=False)) as proxy:
-        plain = await connect(proxy)
-        await plain.send_all(v2())
-        secured = trio.SSLStream(plain, client_context(issuer), server_hostname="localhost", https_compatible=True)
-        assert await exchange(secured, produce(1, 100)) == produce_response(1)
-        assert [info.peer for info in proxy.each_connection()] == [PEER]
 
 
 REFUSED = {"no header": produce(1, 100), "cut": v2()[:20], "nothing more": v1()[:9] + b"never"}

@@ -34,12 +34,12 @@ def pure() -> Iterator[Pure]:
     one.close()
 
 
-def answer_plain(version: int, correlation_id: int, throttle_ms: int = 0, name: bytes = b"t", kind: str = "") -> bytes:
+def answer_plain(version: int, correlation_id: int, throttle_ms: int = 0, kind: str = "") -> bytes:
     """A Produce response for one partition; `kind` makes it one that is not plain."""
     if version < 9:
         tail = struct.pack(">i", throttle_ms) if version > 0 else b""
         return response(PRODUCE, version, correlation_id, struct.pack(">i", 0) + tail)
-    topic = name.rjust(16, b"\0") if version >= 13 else bytes((len(name) + 1,)) + name
+    topic = b"t".rjust(16, b"\0") if version >= 13 else b"\x02t"
     message = b"\x04bad" if kind == "error" else b"\0"
     partition = struct.pack(">ihqqq", 0, 0, 5, -1, 0) + b"\x01" + message + b"\0"
     body = b"\x02" + topic + b"\x02" + partition + b"\0" + struct.pack(">i", throttle_ms)

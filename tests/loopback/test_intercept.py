@@ -25,8 +25,8 @@ def judged_by(handler: tools.Scripted) -> tools.Driven:
     return session(tools.ledger(), interceptors={CREATE_TOPICS: handler})
 
 
-def create(correlation_id: int, body: bytes = b"topics", client_id: str = "c") -> bytes:
-    return request(CREATE_TOPICS, VERSION, correlation_id, body, client_id)
+def create(correlation_id: int, body: bytes = b"topics") -> bytes:
+    return request(CREATE_TOPICS, VERSION, correlation_id, body)
 
 
 def created(correlation_id: int, throttle_ms: int = 0, rest: bytes = b"results") -> bytes:

@@ -25,9 +25,9 @@ from tests.support.session_tools import API_VERSIONS, METADATA, metadata_respons
 QUICK = StallLimits(pre_auth_timeout_s=60.0, stall_timeout_s=0.5, min_bytes_per_s=1000.0)
 
 
-async def honest(proxy: Proxy, rounds: int = 3) -> None:
+async def honest(proxy: Proxy) -> None:
     stream = await connect(proxy)
-    for number in range(rounds):
+    for number in range(3):
         assert await exchange(stream, produce(number, 100)) == produce_response(number)
 
 

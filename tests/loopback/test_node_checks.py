@@ -21,16 +21,14 @@ NEW, OLD = {API_VERSIONS: (0, 5)}, {API_VERSIONS: (0, 4)}
 
 
 @asynccontextmanager
-async def cluster(
-    versions: dict[int, tuple[int, int]], count: int = 2
-) -> AsyncIterator[tuple[Proxy, list[ScriptedBroker]]]:
-    """Brokers 1, 2, ... of one cluster, all bootstrap servers, and a proxy that has learnt of them."""
-    brokers = [ScriptedBroker(answer, node_id=number + 1) for number in range(count)]
+async def cluster(versions: dict[int, tuple[int, int]]) -> AsyncIterator[tuple[Proxy, list[ScriptedBroker]]]:
+    """Brokers 1 and 2 of one cluster, both bootstrap servers, and a proxy that has learnt of them."""
+    brokers = [ScriptedBroker(answer, node_id=number) for number in (1, 2)]
     async with limited() as nursery:
         for broker in brokers:
             await broker.listen(nursery)
             broker.offered |= versions
-        introduce(brokers)
+        introduce(*brokers)
         proxy = proxy_before(*(("127.0.0.1", broker.node_port) for broker in brokers), connect_timeout_s=2.0)
         await nursery.start(proxy.serve)
         await until(lambda: proxy.cluster.reached)
@@ -38,9 +36,8 @@ async def cluster(
         await drained(proxy)
 
 
-def introduce(brokers: list[ScriptedBroker]) -> None:
-    for one in brokers:
-        one.others = [(other.node_id, other.node_port) for other in brokers if other is not one]
+def introduce(one: ScriptedBroker, two: ScriptedBroker) -> None:
+    one.others, two.others = [(two.node_id, two.node_port)], [(one.node_id, one.node_port)]
 
 
 async def ask(proxy: Proxy, node_id: int) -> bytes | None:
@@ -84,7 +81,7 @@ async def test_a_broker_that_moved_is_reached_at_its_new_address() -> None:
     """Brokers 1 and 2 have each other's address; metadata that says so comes when the first connection is refused."""
     async with cluster(NEW) as (proxy, (one, two)):
         one.node_id, two.node_id = 2, 1
-        introduce([one, two])
+        introduce(one, two)
         with structlog.testing.capture_logs() as logs:
             assert await ask(proxy, 1) == produce_response(1)
         assert (len(one.received), len(two.received)) == (0, 1)
