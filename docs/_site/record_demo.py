@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.lab.demo import view  # noqa: E402
 from tests.lab.demo.meter import Track, length  # noqa: E402
-from tests.lab.demo.stage import Interrupts, staged  # noqa: E402
+from tests.lab.demo.stage import staged  # noqa: E402
 from tests.lab.demo.verdict import compare, sentence  # noqa: E402
 
 PICTURE: Final = ROOT / "docs" / "images" / "demo.svg"
@@ -84,9 +84,9 @@ def main() -> int:
     """Run the demo and write the picture; 1 if a client was not held to its limit."""
     frames: list[str] = []
     due = list(SHOWN_AT_S)
-    with Interrupts() as interrupts, staged(print, interrupts) as stage:
+    with staged(print) as stage:
         tracks: list[Track] = []
-        for second, tracks in stage.run(SECONDS, interrupts):
+        for second, tracks in stage.run(SECONDS):
             if due and second >= due[0]:
                 due.pop(0)
                 frames.append(frame(view.live(tracks, stage.title, second, SECONDS, COLUMNS), len(frames)))

@@ -18,7 +18,7 @@ from rich.text import Text
 from config.visible import visible
 from tests.lab.demo import view
 from tests.lab.demo.meter import Track, length
-from tests.lab.demo.stage import DemoError, Interrupted, Interrupts, Stage, staged
+from tests.lab.demo.stage import DemoError, Interrupted, Stage, staged
 from tests.lab.demo.verdict import compare, sentence
 from tests.lab.kafka import EmbeddedKafkaError
 
@@ -44,14 +44,13 @@ def main(seconds: int, plain: bool, usage: Path | None = None) -> int:
             usage.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             return _failed(console, f"--usage {usage}: {error.strerror}", 2)
-    with Interrupts() as interrupts:
-        try:
-            return _demo(console, seconds, plain, interrupts, usage)
-        except Interrupted:
-            console.print("Stopped: clients, sidecars and broker are gone.")
-            return interrupts.exit_code
-        except (DemoError, EmbeddedKafkaError) as error:
-            return _failed(console, str(error), 1)
+    try:
+        return _demo(console, seconds, plain, usage)
+    except Interrupted as interrupted:
+        console.print("Stopped: clients, sidecars and broker are gone.")
+        return interrupted.exit_code
+    except (DemoError, EmbeddedKafkaError) as error:
+        return _failed(console, str(error), 1)
 
 
 def _failed(console: Console, message: str, code: int) -> int:
@@ -59,7 +58,7 @@ def _failed(console: Console, message: str, code: int) -> int:
     return code
 
 
-def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts, usage: Path | None) -> int:
+def _demo(console: Console, seconds: int, plain: bool, usage: Path | None) -> int:
     began = time.monotonic()
 
     def say(line: str) -> None:
@@ -74,11 +73,11 @@ def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts, u
 
     # The spinner shows that work goes on; the live view replaces it in between.
     spinner = nullcontext() if plain else console.status("Ctrl-C stops everything")
-    with spinner as status, staged(say, interrupts, usage=usage) as stage:
+    with spinner as status, staged(say, usage) as stage:
         if status is not None:
             status.stop()
         show = _show_plain if plain else _show_live
-        tracks = show(console, stage, seconds, interrupts)
+        tracks = show(console, stage, seconds)
         if status is not None:
             status.start()
     if usage is not None:
@@ -87,20 +86,20 @@ def _demo(console: Console, seconds: int, plain: bool, interrupts: Interrupts, u
     return _summarise(console, tracks, length(tracks, seconds))
 
 
-def _show_live(console: Console, stage: Stage, seconds: int, interrupts: Interrupts) -> list[Track]:
+def _show_live(console: Console, stage: Stage, seconds: int) -> list[Track]:
     tracks: list[Track] = []
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        for second, tracks in stage.run(seconds, interrupts):
+        for second, tracks in stage.run(seconds):
             live.update(view.live(tracks, stage.title, second, max(seconds, second), console.width), refresh=True)
     return tracks
 
 
-def _show_plain(console: Console, stage: Stage, seconds: int, interrupts: Interrupts) -> list[Track]:
+def _show_plain(console: Console, stage: Stage, seconds: int) -> list[Track]:
     say: Callable[[str], None] = partial(console.print, soft_wrap=True, markup=False)
     say(stage.title)
     explained, due = "", 0.0
     tracks: list[Track] = []
-    for second, tracks in stage.run(seconds, interrupts):
+    for second, tracks in stage.run(seconds):
         if second < due and second != seconds:
             continue
         due += PLAIN_EVERY_S

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
@@ -58,37 +58,19 @@ class DemoError(Exception):
 class Interrupted(BaseException):
     """A signal asked us to stop. Not an Exception, so that no handler swallows it by accident."""
 
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
 
-class Interrupts:
-    """Signals during the demo: exceptions while waiting, a flag while drawing, ignored while cleaning up."""
 
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.raising = True
-        self._before: dict[signal.Signals, Any] = {}
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _on_signals(signal.SIG_IGN)
+    raise Interrupted(number)
 
-    @property
-    def exit_code(self) -> int:
-        return 128 + (self.number or 0)
 
-    def check(self) -> None:
-        if self.number is not None:
-            raise Interrupted
-
-    def __enter__(self) -> Self:
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        self._before = {one: signal.signal(one, self._received) for one in signals}
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
-
-    def _received(self, number: int, _frame: FrameType | None) -> None:
-        if self.number is None:
-            self.number = number
-            if self.raising:
-                raise Interrupted
+def _on_signals(handler: Any) -> None:
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, handler)
 
 
 def _tail(title: str, log: Path) -> str:
@@ -245,7 +227,7 @@ class Stage:
                 if message["event"] == "ready":
                     self.versions[client.plan.name] = message["version"]
 
-    def run(self, seconds: float, interrupts: Interrupts) -> Iterator[tuple[float, list[Track]]]:
+    def run(self, seconds: float) -> Iterator[tuple[float, list[Track]]]:
         """Let the clients work, and yield (second, tracks) four times a second and at the very end: after `seconds`,
         or after `meter.length` if the first window takes long."""
         began = time.monotonic()
@@ -270,7 +252,6 @@ class Stage:
             for client, message in self._messages(wait_s):
                 if message["event"] == "tally":
                     tracks[client.plan.name].note(message)
-            interrupts.check()
 
     def _messages(self, wait_s: float) -> Iterator[tuple[Client, dict[str, Any]]]:
         time.sleep(wait_s)
@@ -280,8 +261,9 @@ class Stage:
 
 
 @contextmanager
-def staged(say: Say, interrupts: Interrupts, usage: Path | None = None) -> Iterator[Stage]:
-    """Start everything in the order of dependency; stop it in the opposite order."""
+def staged(say: Say, usage: Path | None = None) -> Iterator[Stage]:
+    """Start everything in the order of dependency; stop it in the opposite order. Meanwhile the first signal raises
+    Interrupted; nothing interrupts the end."""
     if missing := [package for module, package in LIBRARIES.items() if importlib.util.find_spec(module) is None]:
         raise DemoError(
             f"the demo needs {', '.join(missing)}, and this Python has not got it. "
@@ -293,14 +275,13 @@ def staged(say: Say, interrupts: Interrupts, usage: Path | None = None) -> Itera
             f"first start: Apache Kafka {DEFAULT_VERSION} itself (about 50 MB) is fetched now and kept in "
             f"{cache_dir()}; the next start needs no network"
         )
+    _on_signals(_interrupt)
     with ExitStack() as stack:
         try:
-            stage = _bring_up(stack, say, PLANS, usage)
+            yield _bring_up(stack, say, PLANS, usage)
         finally:
-            interrupts.raising = False  # from now on recorded only: nothing interrupts the cleaning up
-            stack.callback(say, "stopping clients, sidecars and broker")
-        interrupts.check()
-        yield stage
+            _on_signals(signal.SIG_IGN)
+            say("stopping clients, sidecars and broker")
 
 
 def _bring_up(stack: ExitStack, say: Say, plans: Sequence[DemoClient], usage: Path | None) -> Stage:
