@@ -29,7 +29,6 @@ from tests.lab.kafka.process import GuardedProcess
 from tests.lab.kafka.properties import (
     LOOPBACK,
     ExtraListener,
-    Voter,
     address_text,
     broker_properties,
     format_features,
@@ -99,7 +98,7 @@ class KafkaCluster:
         self._extra_listeners, self._addresses = extra_listeners, addresses
         self._cluster_id = _random_id()
         self._all: dict[int, Node] = {}
-        self._voters: list[Voter] = []
+        self._voters: dict[int, int] = {}
         self._lock = threading.RLock()
 
     @classmethod
@@ -231,8 +230,9 @@ class KafkaCluster:
         self.stop()
 
     def _ports(self) -> set[int]:
-        used = {voter.controller_port for voter in self._voters}
-        return used.union(*({node.port, *node.secure_ports.values()} for node in self._all.values()))
+        return set(self._voters.values()).union(
+            *({node.port, *node.secure_ports.values()} for node in self._all.values())
+        )
 
     def _new_node(self, node_id: int, avoid: set[int], address: tuple[str, int] | None) -> Node:
         names = [] if self.security is None else [listener.name for listener in self.security.listeners]
@@ -244,7 +244,7 @@ class KafkaCluster:
         began = time.monotonic()
         taken = {port for extra in self._extra_listeners for port in (extra.port, extra.advertised_port)}
         ports = free_ports(len(node_ids), taken)
-        self._voters = [Voter(node_id, port) for node_id, port in zip(node_ids, ports, strict=True)]
+        self._voters = dict(zip(node_ids, ports, strict=True))
         addresses: Sequence[tuple[str, int] | None] = self._addresses or [None] * len(node_ids)
         for node_id, address in zip(node_ids, addresses, strict=True):
             self._all[node_id] = self._new_node(node_id, taken | self._ports(), address)

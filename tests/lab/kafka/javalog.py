@@ -45,17 +45,18 @@ def broker_arguments(version: str, log_file: Path) -> list[str]:
     return [
         f"-Dkquota.log.file={log_file}",
         "-Dkquota.log.level=WARN",
-        _selection(version, "broker", _BROKER_4 if version.startswith("4.") else _BROKER_3),
+        _selection(version, "broker", _BROKER_3, _BROKER_4),
     ]
 
 
 def tool_arguments(version: str) -> list[str]:
     """JVM arguments that keep a tool's stdout for its results."""
-    return [_selection(version, "tool", _TOOL_4 if version.rpartition("-")[2].startswith("4.") else _TOOL_3)]
+    return [_selection(version, "tool", _TOOL_3, _TOOL_4)]
 
 
-def _selection(version: str, kind: str, text: str) -> str:
+def _selection(version: str, kind: str, of_3: str, of_4: str) -> str:
     old = not version.rpartition("-")[2].startswith("4.")
+    text = of_3 if old else of_4
     file = cache_dir() / "logging" / (f"{kind}-log4j.properties" if old else f"{kind}-log4j2.xml")
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from typing import Final
 
 RANGE: Final = "KQUOTA_PORTS"
 """The environment variable: `20000-22999`, both ends included."""
-DEFAULT_RANGE: Final = (20_000, 32_000)
+DEFAULT_RANGE: Final = "20000-32000"
 ATTEMPTS: Final = 200
 
 _given: Final = deque[int](maxlen=500)
@@ -26,14 +26,11 @@ _given: Final = deque[int](maxlen=500)
 
 
 def port_range() -> tuple[int, int]:
-    text = os.environ.get(RANGE)
-    if not text:
-        return DEFAULT_RANGE
+    text = os.environ.get(RANGE) or DEFAULT_RANGE
     match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
-    low, high = map(int, match.groups()) if match else (0, 0)
-    if not 1 <= low <= high <= 65_535:
+    if match is None:
         raise ValueError(f"{RANGE}: got {text!r}, expected a range of ports such as 20000-22999")
-    return low, high
+    return int(match[1]), int(match[2])
 
 
 def free_ports(count: int, avoid: set[int] | None = None) -> list[int]:

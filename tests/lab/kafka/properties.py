@@ -18,11 +18,6 @@ def address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class Voter(NamedTuple):
-    node_id: int
-    controller_port: int
-
-
 class ExtraListener(NamedTuple):
     """A further listener of a broker, for clients that connect through something in between (a proxy, a tunnel)."""
 
@@ -40,7 +35,7 @@ def broker_properties(
     node_id: int,
     host: str,
     port: int,
-    voters: Sequence[Voter],
+    voters: Mapping[int, int],
     data: Path,
     overrides: Mapping[str, str],
     extra_listeners: Sequence[ExtraListener],
@@ -48,8 +43,8 @@ def broker_properties(
     secure_ports: Mapping[str, int],
 ) -> dict[str, str]:
     """`server.properties` of one node; a voter runs broker and controller in one JVM, any other node only a broker.
-    `secure_ports` has a port for each listener of `security`, by name."""
-    controller_port = dict(voters).get(node_id)
+    `voters` has the controller's port of each voter, by id; `secure_ports` has one for each listener of `security`."""
+    controller_port = voters.get(node_id)
     listeners = [f"PLAINTEXT://{address_text(host, port)}"]
     if controller_port is not None:
         listeners.append(f"CONTROLLER://127.0.0.1:{controller_port}")
@@ -66,7 +61,7 @@ def broker_properties(
     properties = {
         "process.roles": "broker" if controller_port is None else "broker,controller",
         "node.id": str(node_id),
-        "controller.quorum.voters": ",".join(f"{voter.node_id}@127.0.0.1:{voter.controller_port}" for voter in voters),
+        "controller.quorum.voters": ",".join(f"{voter}@127.0.0.1:{at}" for voter, at in voters.items()),
         "listeners": ",".join(listeners),
         "advertised.listeners": ",".join(advertised),
         "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
