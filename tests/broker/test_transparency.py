@@ -125,9 +125,9 @@ def _start(bootstrap: str, mark: str, cluster: KafkaCluster, items: list[str], f
     warnings = ["-W", "error"]
     for name in ("open_text", "read_text"):
         warnings += ["-W", f"ignore:{name} is deprecated:DeprecationWarning"]
-    command = [sys.executable, *warnings, "-m", "tests.corpus", "--bootstrap", bootstrap, "--prefix", mark]
-    command += ["--version", cluster.version, "--brokers", str(len(cluster.nodes))]
-    command += ["--out", str(folder / f"{mark}.json"), *items]
+    job = {"bootstrap": bootstrap, "prefix": mark, "version": cluster.version, "brokers": len(cluster.nodes)}
+    arguments = [json.dumps(job), str(folder / f"{mark}.json"), *items]
+    command = [sys.executable, *warnings, "-m", "tests.corpus", *arguments]
     with (folder / f"{mark}.log").open("wb") as log:
         return subprocess.Popen(
             command, stdout=log, stderr=log, env={**os.environ, MARK: mark}, cwd=Path(__file__).parents[2]

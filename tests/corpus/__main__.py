@@ -1,9 +1,8 @@
-"""Run the corpus against one address, several items at a time; the results go to a file as JSON.
+"""Run the corpus against one address, several items at a time: `python -m tests.corpus JOB OUT ITEM...` (JOB: JSON).
 
 A process of its own, so that its connections can be distinguished from all others (see connections.py).
 """
 
-import argparse
 import json
 import sys
 import time
@@ -31,24 +30,17 @@ COORDINATOR_BUSY = ("CoordinatorNotAvailableError", "CoordinatorLoadInProgressEr
 
 
 def main() -> None:
-    """Exit code 0 also when items fail: each failure is in the file, under its item."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bootstrap", required=True)
-    parser.add_argument("--prefix", required=True)
-    parser.add_argument("--version", required=True)
-    parser.add_argument("--brokers", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("items", nargs="+")
-    options = parser.parse_args()
+    """Exit code 0 also when items fail: each failure is in the file OUT, as JSON, under its item."""
+    _, job_as_json, out, *items = sys.argv
+    job = Job(**json.loads(job_as_json))
     for name in CLIENT_LIBRARIES:
         import_module(name)
     connected: set[tuple[str, int]] = set()
     _note_connections(connected)
-    job = Job(options.bootstrap, options.prefix, options.version, options.brokers)
     with ThreadPoolExecutor(WORKERS) as pool:
-        results = dict(zip(options.items, pool.map(lambda name: _run(job, name), options.items), strict=True))
+        results = dict(zip(items, pool.map(lambda name: _run(job, name), items), strict=True))
     findings = {"results": results, "learned": sorted(job.learned), "connected": sorted(connected)}
-    options.out.write_text(json.dumps(findings))
+    Path(out).write_text(json.dumps(findings))
 
 
 def _note_connections(connected: set[tuple[str, int]]) -> None:
