@@ -272,15 +272,6 @@ async def test_a_mute_without_a_descriptor_to_watch_the_client_with() -> None:
         assert not proxy.counters.connections.closed["internal_error"]
 
 
-async def test_requests_beyond_the_in_flight_limit_wait() -> None:
-    async with through(scripted.never_answer, max_in_flight=5, drain_timeout_s=0.2) as (proxy, broker, _):
-        await connect(proxy, b"".join(produce(number, 100) for number in range(20)))
-        await until(lambda: len(broker.received) == 5)
-        await trio.sleep(0.2)
-        assert len(broker.received) == 5
-        assert next(iter(proxy.each_connection())).in_flight == 5
-
-
 AGE_S = 1.0
 
 

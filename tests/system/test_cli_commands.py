@@ -225,13 +225,6 @@ def test_a_signal_ends_the_page_of_many_sidecars_silently(number: signal.Signals
         assert (process.communicate(timeout=20), process.returncode) == (("", ""), 0)
 
 
-def test_check_connect_names_each_silent_address(file: Callable[[str], str]) -> None:
-    path = file(f'upstream: {{bootstrap: ["127.0.0.1:{free_ports(1)[0]}"]}}\n')
-    result = kquota("check", "--connect", path)
-    assert result.exit_code == 1
-    assert "Connection refused" in result.stdout, "the kernel's reason"
-
-
 def test_simulate_reports_wrong_lines_goes_on_and_ends_with_2(good: str) -> None:
     event = '{"t_ms":0,"user":"web","kind":"produce","amount":400}'
     result = kquota("simulate", "--config", good, stdin=f"{event}\nnonsense\n\n{event}\n")

@@ -84,17 +84,6 @@ quotas: []
     return path
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_exits_0_on_signal(number: signal.Signals) -> None:
-    with alone() as running:
-        running.process.send_signal(number)
-        assert running.process.wait(LIMIT_S) == 0
-        running.killed = True
-        (line,) = running.logged("shutting down, requests in flight may finish")
-        assert line["signal"] == number.name
-        assert running.logged("stopped")
-
-
 def test_reload_of_a_configmap_and_by_signal() -> None:
     with alone() as running:
         folder, config = running.config.parent, yaml.safe_load(running.config.read_text())
