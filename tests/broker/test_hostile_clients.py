@@ -5,13 +5,15 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from tests.lab.kafka import KafkaCluster
 from tests.soak import rss_mb
-from tests.support.attackers import KINDS, ONCE, Attackers, attackers
+from tests.support.attackers import KINDS, ONCE, attack
 from tests.support.fault_tools import create_topic
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar
@@ -97,8 +99,8 @@ def alone_ms(honest: Honest, running: Sidecar, kafka: KafkaCluster) -> float:
 
 
 @pytest.fixture(scope="module")
-def attacker() -> Iterator[Attackers]:
-    with attackers() as process:
+def attacker() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
         yield process
 
 
@@ -116,18 +118,19 @@ def test_attacker_does_not_slow_honest_client(
     kafka: KafkaCluster,
     honest: Honest,
     alone_ms: float,
-    attacker: Attackers,
+    attacker: ProcessPoolExecutor,
     seen: set[str],
     kind: str,
 ) -> None:
     seen.add(kind)
     # All that take part come before whatever else the machine does, the attacker too.
-    with precedence(os.getpid(), running.pid, attacker.pid, *(node.pid for node in kafka.nodes)):
-        attacker.begin(kind, running.bootstrap, LONG_ATTACKS_S.get(kind, ATTACK_S))
+    attacker_pid = attacker.submit(os.getpid).result()
+    with precedence(os.getpid(), running.pid, attacker_pid, *(node.pid for node in kafka.nodes)):
+        attacked = attacker.submit(attack, kind, running.bootstrap, LONG_ATTACKS_S.get(kind, ATTACK_S))
         beside = [honest.exchange_ms()]
-        while not attacker.is_over(0):
+        while not attacked.done():
             beside.append(honest.exchange_ms())
-    done = attacker.done()
+    done = attacked.result()
     assert done["connections"] >= 1, done
     median_ms = statistics.median(beside)
     print(f"{kind}: {done}; alone {alone_ms:.1f} ms, next to it {median_ms:.1f} ms, at worst {max(beside):.0f} ms")

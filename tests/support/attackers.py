@@ -1,17 +1,14 @@
-"""Clients that mean no good, in a process of their own."""
+"""Clients that mean no good: `attack` runs in a process of its own."""
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing import get_context
-from multiprocessing.pool import Pool
+from contextlib import ExitStack, suppress
 
 from proxy.core.wire.messages import framed
 
@@ -192,26 +189,3 @@ def attack(kind: str, address: str, seconds: float) -> Counter[str]:
     with suppress(OSError):
         run(kind, (host, int(port)), time.monotonic() + seconds, done)
     return done
-
-
-class Attackers:
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self.pid = pool.apply(os.getpid)
-
-    def begin(self, kind: str, address: str, seconds: float) -> None:
-        self._attack = self._pool.apply_async(attack, (kind, address, seconds))
-
-    def is_over(self, within_s: float) -> bool:
-        self._attack.wait(within_s)
-        return self._attack.ready()
-
-    def done(self) -> Counter[str]:
-        return self._attack.get()
-
-
-@contextmanager
-def attackers() -> Iterator[Attackers]:
-    with get_context("spawn").Pool(1) as pool:
-        yield Attackers(pool)
-    pool.join()
