@@ -119,7 +119,7 @@ class Running:
     @property
     def pid(self) -> int | None:
         """Process id of the proxy, None where there is none."""
-        return None if self.process is None else self.process.child_pid
+        return None if self.process is None else self.process.pid
 
     def log_tail(self) -> str:
         """The end of what the proxy has written."""

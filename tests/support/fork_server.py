@@ -70,8 +70,7 @@ def _watch(request: dict[str, Any], log: int, report: int) -> list[str]:
     os.close(log)
     said = Connection(report, readable=False)
     said.send(child)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    said.send(code if code >= 0 else 128 - code)
+    said.send(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     os._exit(0)
 
 

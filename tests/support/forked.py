@@ -31,11 +31,10 @@ class ForkedProcess:
     def __init__(self, report: Connection) -> None:
         self._report = report
         self.returncode: int | None = None
-        self.pid = self.child_pid = self._told(IDS_LIMIT_S)
-        """The sidecar's own: no guardian's processes stand around it."""
+        self.pid = self._told(IDS_LIMIT_S)
 
     def poll(self) -> int | None:
-        """The exit code, if it has ended: 128 + n after signal n."""
+        """The exit code, if it has ended: -n after signal n."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
@@ -45,7 +44,7 @@ class ForkedProcess:
             try:
                 self.returncode = self._told(timeout)
             except EOFError:
-                self.returncode = 128 + signal.SIGKILL
+                self.returncode = -signal.SIGKILL
             self._report.close()
         return self.returncode
 

@@ -44,8 +44,7 @@ class Sidecar:
 
     @property
     def pid(self) -> int:
-        """The process id of the sidecar itself, which a guardian may stand before."""
-        return self.process.child_pid
+        return self.process.pid
 
     def kill(self) -> None:
         """kill -9; nothing is expected of it any more."""

@@ -67,7 +67,7 @@ class Node:
     @property
     def pid(self) -> int:
         assert self.process is not None, f"broker {self.node_id} is stopped"
-        return self.process.child_pid
+        return self.process.pid
 
     @property
     def runs(self) -> bool:
