@@ -7,14 +7,12 @@ Thread-safety: calls on one cluster may come from several threads; starting and 
 
 from __future__ import annotations
 
-import atexit
 import base64
 import shutil
 import tempfile
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +44,6 @@ DISCARD_LIMIT_S = 2.0
 LOG_TAIL_LINES = 40
 PORT_ATTEMPTS = 3
 
-_running: weakref.WeakSet[KafkaCluster] = weakref.WeakSet()
 _formatted: dict[tuple[object, ...], tuple[str, Path, bytes]] = {}
 """StorageTool's output in this process (meta.properties, the bootstrap records), by its arguments except ids and ports,
 and the overrides: the next cluster of the same kind starts without that JVM."""
@@ -210,7 +207,6 @@ class KafkaCluster:
     def stop(self) -> None:
         """Stop every broker, by SIGKILL if need be; a temporary folder is deleted. May be called again."""
         with self._lock:
-            _running.discard(self)
             processes = [node.process for node in self._all.values() if node.process is not None]
             for process in processes:
                 process.terminate()
@@ -255,7 +251,6 @@ class KafkaCluster:
         for node in nodes[1:]:
             self._write_storage(node, *_read_storage(nodes[0]))
         self._launch(nodes, start_limit_s, began)
-        _running.add(self)
 
     def _write_properties(self, node: Node) -> None:
         node.data.mkdir(parents=True, exist_ok=True)
@@ -357,9 +352,3 @@ def _tail(node: Node) -> str:
         if lines := file.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]:
             parts.append(f"\n--- last lines of {file}:\n" + "\n".join(lines))
     return "".join(parts) or "\n(its log is empty)"
-
-
-@atexit.register
-def _stop_all() -> None:
-    for cluster in list(_running):
-        cluster.stop()
