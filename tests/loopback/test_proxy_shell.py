@@ -17,7 +17,6 @@ import trio
 from trio.testing import MockClock
 
 from proxy.core.wire import requests
-from proxy.core.wire.responses import read_cluster
 from proxy.net.io import host
 from proxy.net.io.loop import EventLoop
 from proxy.net.listen.listeners import bind
@@ -27,7 +26,7 @@ from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support import scripted_broker as scripted
 from tests.support.scripted_broker import answer, closed_reason, connect, exchange, read_frame, through, until
-from tests.support.session_tools import METADATA, metadata_response, produce, produce_response, request, response
+from tests.support.session_tools import METADATA, produce, produce_response, request, response
 
 RATE = 1000
 UNKNOWN_API = 999
@@ -271,26 +270,6 @@ async def test_brokers_may_change_during_a_drain() -> None:
         await until(lambda: [number for number, *_ in proxy.cluster.all()] == [5])
         assert proxy.state == "draining"
         await closed_reason(proxy, "drain_timeout")
-
-
-async def test_clients_do_not_hear_of_brokers_without_a_port() -> None:
-    """The others get an error, and the connection goes on."""
-
-    async def many(stream: trio.SocketStream, frame: bytes) -> None:
-        brokers = [(number, "10.0.0.1", 9092) for number in range(1, 7)]
-        await stream.send_all(metadata_response(int.from_bytes(frame[8:12], "big"), *brokers))
-
-    async with through(many) as (proxy, _, _):
-        await until(lambda: proxy.cluster.reached)  # what it learns itself does not come in between
-        count = proxy.broker_ports
-        assert count < 6
-        client = await connect(proxy)
-        for _ in range(2):
-            frame = await exchange(client, request(METADATA, 1, 3, b"\0\0\0\0"))
-            assert frame is not None
-            nodes, _ = read_cluster(1, frame)
-            assert [node.node_id for node in nodes] == list(range(1, count + 1))
-            assert {node.port for node in nodes} == {local for *_, local in proxy.cluster.all()} - {None}
 
 
 async def test_the_same_memory_after_many_requests() -> None:
