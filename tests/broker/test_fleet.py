@@ -19,7 +19,7 @@ from proxy.app.fleet.member import TOPIC_CONFIG, Exchange
 from tests.lab.kafka import KafkaCluster
 from tests.support.precedence import precedence
 from tests.support.sidecars import FLEET_KEY, Sidecar, sidecar
-from tests.support.waiting import until
+from tests.support.waiting import in_background, until
 
 LIMIT = 1_000_000
 LIMITS = [{"client-id": "etl", "producer_byte_rate": LIMIT}]
@@ -45,13 +45,12 @@ def load(bootstrap: str, topic: str) -> Iterator[threading.Event]:
             except BufferError:
                 producer.poll(0.02)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    ended = in_background(run)
     try:
         yield on
     finally:
         done.set()
-        thread.join()
+        ended.result()
         producer.purge()
         producer.flush(1)
 

@@ -1,7 +1,6 @@
 """Requests that wait before they are forwarded, as a real sidecar shows them: JSON, text, metrics, the page."""
 
 import re
-import threading
 import time
 from typing import Any
 
@@ -12,7 +11,7 @@ from tests.lab.kafka import KafkaCluster
 from tests.support.browser import Browse, text
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import sidecar
-from tests.support.waiting import until
+from tests.support.waiting import in_background, until
 
 RATE = 20_000
 
@@ -42,14 +41,7 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
         took_ms = (answer.first_byte_at - begun_at) * 1000
         assert 999 - took_ms <= answer.message.throttle_time_ms <= 1000  # what is left of it when the response comes
         asked_at = time.monotonic()
-        answered_at: list[float] = []
-
-        def wait() -> None:
-            second.ask(produce_message(9, name, [b"x" * 100]), 60)
-            answered_at.append(time.monotonic())
-
-        thread = threading.Thread(target=wait, daemon=True)
-        thread.start()
+        answer_of_second = in_background(second.ask, produce_message(9, name, [b"x" * 100]), 60)
 
         def waiting() -> list[dict[str, Any]]:
             return [one for one in running.get("/connections")["connections"] if one["state"] == "waiting"]
@@ -75,8 +67,7 @@ def test_counts_waiting_request_on_new_connection(kafka: KafkaCluster, topic: st
         assert running.metric("kquota_connections_waiting") == 1
         assert running.metric("kquota_quota_waiting_connections", **group) == 1
         assert running.metric("kquota_held_requests_total", cause="produce", **names) == 0
-        thread.join(60)
-        waited_s = answered_at[0] - asked_at
+        waited_s = answer_of_second.result(60).last_byte_at - asked_at
         assert waited_s < 20
         time.sleep(1.1)  # an exposition is kept for a second
         assert running.metric("kquota_throttle_capped_total", cause="produce") >= 1

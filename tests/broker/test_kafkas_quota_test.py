@@ -20,13 +20,14 @@ from tests.lab.kafka.cluster import BROKER_HEAP
 from tests.lab.kafka.jmx import JMX, attributes
 from tests.lab.kafka.tools import QUICK_JVM
 from tests.support.certificates import Authority
-from tests.support.clients import CONSUMERS, PRODUCERS, Load, Timeline, in_background, is_trouble, record
+from tests.support.clients import CONSUMERS, PRODUCERS, Load, Timeline, is_trouble, record
 from tests.support.history import assert_clean
 from tests.support.precedence import precedence
 from tests.support.raw_client import set_brokers_quota
 from tests.support.records import produce
 from tests.support.secure_tools import PASSWORDS, login, secure_cluster
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import in_background
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -7,10 +7,10 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.lab.kafka import KafkaCluster
-from tests.support.clients import Load, in_background, produce_java_perf
+from tests.support.clients import Load, produce_java_perf
 from tests.support.precedence import precedence
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import LIMIT_S, until
+from tests.support.waiting import LIMIT_S, in_background, until
 
 pytestmark = pytest.mark.long
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.lab.kafka import KafkaCluster
-from tests.support.clients import CONSUMERS, LIBRARIES, PRODUCERS, Client, Load, in_background
+from tests.support.clients import CONSUMERS, LIBRARIES, PRODUCERS, Client, Load
 from tests.support.sidecars import Sidecar, sidecar
+from tests.support.waiting import in_background
 
 RATE = 500_000
 AGE_MS = 1_500

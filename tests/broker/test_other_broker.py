@@ -1,6 +1,5 @@
 """An address that leads to another cluster, as after a pod's address is used again: no record goes there."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -13,7 +12,7 @@ from tests.support.fault_tools import create_topic
 from tests.support.faults import FaultyNetwork, Link
 from tests.support.records import consume
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import until
+from tests.support.waiting import in_background, until
 
 pytestmark = pytest.mark.long  # a broker of its own; loopback/test_node_checks has the same with scripted ones
 
@@ -52,12 +51,11 @@ def test_records_never_reach_another_cluster(
         link.target = wrong
         link.cut(reset=True)
         sent += [producer.send(topic, b"%d" % number) for number in range(RECORDS // 2, RECORDS)]
-        flushed = threading.Thread(target=producer.flush, args=(60,))
-        flushed.start()
+        flushed = in_background(producer.flush, 60)
         until(lambda: proxy.metric("kquota_upstream_node_checks_total", outcome="other") >= 2, "it is refused")
         assert not any(future.is_done for future in sent[RECORDS // 2 :])
         link.target = right
-        flushed.join()
+        flushed.result()
         assert all(future.succeeded() for future in sent)
     values = [record.value for record in consume(cluster.bootstrap, topic, RECORDS)]
     assert values == [b"%d" % number for number in range(RECORDS)]

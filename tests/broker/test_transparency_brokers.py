@@ -13,12 +13,12 @@ from tests.corpus.records import SENDERS, Record, read_confluent, send_aiokafka,
 from tests.corpus.tools import create_topic_on, leaders, wait_until_known
 from tests.lab.kafka import KafkaCluster, run_tool
 from tests.lab.kafka.probe import ProbeError, brokers_seen_by
-from tests.support.clients import PRODUCERS, Load, check_record, in_background
+from tests.support.clients import PRODUCERS, Load, check_record
 from tests.support.fault_tools import Producing, at_work, least_held, nothing_left_behind, read_log
 from tests.support.raw_client import RawClient, Topic, fetch_message, produce_message
 from tests.support.session_tools import kio_message
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import until
+from tests.support.waiting import in_background, until
 from tests.support.wire_tools import kio_frame
 
 NOT_LEADER_OR_FOLLOWER, SHARE_FETCH = 6, 78

@@ -16,18 +16,11 @@ from tests.broker.test_transparency_brokers import move_leader
 from tests.corpus.job import Job
 from tests.corpus.tools import create_topic
 from tests.lab.kafka import KafkaCluster
-from tests.support.clients import (
-    Client,
-    Load,
-    consume_confluent,
-    in_background,
-    produce_confluent,
-    produce_kafka_python,
-)
+from tests.support.clients import Client, Load, consume_confluent, produce_confluent, produce_kafka_python
 from tests.support.fault_tools import at_work
 from tests.support.namespaces import CABLE, Network, network
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import LIMIT_S, until
+from tests.support.waiting import LIMIT_S, in_background, until
 
 LISTEN, MARK, KAFKA = 15001, 1337, 9092
 FIRST, SECOND, THIRD = ("10.77.0.11", KAFKA), ("fd77::12", KAFKA), ("10.77.0.13", KAFKA)

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from deploy.redirect.cli import app
 from tests.lab.kafka import DEFAULT_LISTENERS, BrokerSecurity, KafkaCluster
 from tests.support.certificates import Authority
-from tests.support.clients import Load, consume_confluent, in_background, produce_confluent, produce_kafka_python
+from tests.support.clients import Load, consume_confluent, produce_confluent, produce_kafka_python
 from tests.support.namespaces import Namespace, machine_with
 from tests.support.secure_tools import PASSWORDS, login
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import LIMIT_S, until
+from tests.support.waiting import LIMIT_S, in_background, until
 
 LISTEN, MARK = 15001, 1337
 HERE, BROKER = "10.77.0.2", "10.77.0.21"

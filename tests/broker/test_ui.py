@@ -20,7 +20,7 @@ from tests.support.browser import Browse, accessible, text
 from tests.support.forked import run_kquota
 from tests.support.raw_client import RawClient, produce_message
 from tests.support.sidecars import Sidecar, sidecar
-from tests.support.waiting import LIMIT_S, until
+from tests.support.waiting import LIMIT_S, in_background, until
 from tests.support.web_server import web_server
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
@@ -79,13 +79,11 @@ def busy(kafka: KafkaCluster) -> Iterator[Sidecar]:
                     stop.wait(pause_s)
 
         loads = [("greedy", 30_000, 0.0), (EVIL, 1000, 0.5), (TURNED, 1000, 0.5), ("idle", 1000, 0.5)]
-        threads = [threading.Thread(target=work, args=load, daemon=True) for load in loads]
-        for thread in threads:
-            thread.start()
+        ended = [in_background(work, *load) for load in loads]
         yield running
         stop.set()
-        for thread in threads:
-            thread.join(LIMIT_S)
+        for each in ended:
+            each.result(LIMIT_S)
 
 
 def groups(driver: Any) -> list[Any]:

@@ -7,6 +7,8 @@ from typing import NamedTuple, Self
 
 import psutil
 
+from tests.support.waiting import in_background
+
 SAMPLE_S = 0.1
 OVER = (psutil.CONN_LISTEN, psutil.CONN_TIME_WAIT, psutil.CONN_CLOSE)
 """States in which no bytes are exchanged (any more)."""
@@ -30,30 +32,23 @@ class ConnectionWatch:
         self._seen: set[Connection] = set()
         self._others: set[psutil.Process] = set()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._ended = in_background(self._run)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+        self._ended.result()
 
     def seen(self, mark: str) -> set[Connection]:
         return {each for each in self._seen if each.mark == mark}
 
     def _run(self) -> None:
-        try:
-            while not self._stop.wait(SAMPLE_S):
-                for process in psutil.process_iter():
-                    with suppress(psutil.Error):  # ended meanwhile, or another user's
-                        self._look(process)
-        except BaseException as error:
-            self._error = error
+        while not self._stop.wait(SAMPLE_S):
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):  # ended meanwhile, or another user's
+                    self._look(process)
 
     def _look(self, process: psutil.Process) -> None:
         if process in self._others:

@@ -9,7 +9,7 @@ from tests.corpus.job import Job, item
 from tests.corpus.records import Record, send_confluent
 from tests.corpus.tools import committed, create_topic, leave_out
 from tests.support.records import subscribed
-from tests.support.waiting import until
+from tests.support.waiting import in_background, until
 
 PARTITIONS = 4
 PER_PARTITION = 25
@@ -32,27 +32,19 @@ class Member:
         """`poll` returns the partitions that the member has and the (partition, offset) of records just read."""
         self.assigned: set[int] = set()
         self.read: set[tuple[int, int]] = set()
-        self.error: BaseException | None = None
         self._poll, self._close = poll, close
         self._leave = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self.ended = in_background(self._run)
 
     def _run(self) -> None:
-        try:
-            while not self._leave.is_set():
-                self.assigned, read = self._poll()
-                self.read |= read
-            self._close()
-        except BaseException as error:
-            self.error = error
+        while not self._leave.is_set():
+            self.assigned, read = self._poll()
+            self.read |= read
+        self._close()
 
     def leave(self) -> None:
         self._leave.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive(), "the consumer does not close"
-        if self.error is not None:
-            raise self.error
+        self.ended.result(60)
 
 
 def rebalances(
@@ -67,22 +59,24 @@ def rebalances(
     first = join("first")
     second: Member | None = None
     try:
-        until(lambda: first.error or first.assigned == set(range(PARTITIONS)), "the first member gets everything")
-        until(lambda: first.error or first.read >= EVERYTHING, "it reads everything")
+        until(
+            lambda: first.ended.done() or first.assigned == set(range(PARTITIONS)), "the first member gets everything"
+        )
+        until(lambda: first.ended.done() or first.read >= EVERYTHING, "it reads everything")
         steps.append(("one member", sorted(first.assigned), describe()))
         second = join("second")
         two = (first, second)
         half = PARTITIONS // 2
 
         def failed() -> bool:
-            return any(each.error for each in two)
+            return any(each.ended.done() for each in two)
 
         until(lambda: failed() or [len(each.assigned) for each in two] == [half, half], "half each")
         both, wanted = first.assigned | second.assigned, more()
         until(lambda: failed() or first.read | second.read >= wanted, "they read on")
         steps.append(("two members", sorted(both), describe()))
         first.leave()
-        until(lambda: second.error or second.assigned == set(range(PARTITIONS)), "the second gets everything")
+        until(lambda: second.ended.done() or second.assigned == set(range(PARTITIONS)), "the second gets everything")
         steps.append(("the other member", sorted(second.assigned), describe()))
         # Nothing that was committed comes again, and nothing is lost.
         steps.append(("read by the first", len(first.read & EVERYTHING)))

@@ -3,8 +3,8 @@
 import json
 import re
 import subprocess
-import threading
 import time
+from concurrent.futures import wait
 from typing import Any
 
 from tests.corpus.groups import PARTITIONS, PER_PARTITION, Member, filled_topic, rebalances
@@ -12,6 +12,7 @@ from tests.corpus.job import Job, item
 from tests.corpus.records import Record, read_kafka_python, send_confluent
 from tests.corpus.tools import committed, create_topic, read_from_the_start
 from tests.lab.kafka import GuardedProcess, run_tool, start_tool
+from tests.support.waiting import in_background
 
 TOOLS = "org.apache.kafka.tools."
 
@@ -42,9 +43,7 @@ class _VerifiableConsumer:
         self.process: GuardedProcess = start_tool(f"{TOOLS}VerifiableConsumer", options, job.version)
         self.events: list[dict[str, Any]] = []
         self.errors: list[str] = []
-        self._threads = [threading.Thread(target=one, daemon=True) for one in (self._read_events, self._read_errors)]
-        for thread in self._threads:
-            thread.start()
+        self._readers = [in_background(one) for one in (self._read_events, self._read_errors)]
 
     def _read_events(self) -> None:
         for line in self.process.stdout or ():
@@ -72,8 +71,7 @@ class _VerifiableConsumer:
             self.process.kill()
             raise
         finally:
-            for thread in self._threads:
-                thread.join(10)
+            wait(self._readers, 10)
             for pipe in (self.process.stdout, self.process.stderr):
                 if pipe is not None:
                     pipe.close()

@@ -13,7 +13,6 @@ import time
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from tempfile import NamedTemporaryFile, TemporaryFile
@@ -113,19 +112,6 @@ def check_record(value: bytes) -> int:
     if zlib.crc32(value[HEAD_BYTES:], number) != checksum:
         raise ValueError(f"record {number} is damaged")
     return number
-
-
-def in_background(client: Client, load: Load) -> Future[Timeline]:
-    future: Future[Timeline] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(client(load))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name=load.client_id, daemon=True).start()
-    return future
 
 
 @contextmanager
@@ -370,8 +356,19 @@ def _java_metric(line: str) -> tuple[str, float] | None:
 
 
 def produce_java_console(load: Load) -> Timeline:
-    """Kafka's ConsoleProducer: its records can be compared. The timeline comes from watching the end of partition 0."""
-    with _timeline("java-console", load) as timeline, _watch_end_of_topic(load, timeline):
+    """Kafka's ConsoleProducer: its records can be compared. It has produced what the log of partition 0 has grown by,
+    whatever it reports."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    with (
+        _timeline("java-console", load) as timeline,
+        KafkaConsumer(
+            bootstrap_servers=list(load.direct or load.bootstrap), client_id=f"watch-{load.client_id}"
+        ) as watcher,
+    ):
+        partition = TopicPartition(load.topic, 0)
+        watcher.partitions_for_topic(load.topic)  # creates it
+        before = watcher.end_offsets([partition])[partition]
         # The console tool's own default of 1.5 s per request is not the Java client's (30 s).
         settings = ("--request-timeout-ms", "30000")
         with _java(load, timeline, "ConsoleProducer", *settings, input_=True) as process:
@@ -379,40 +376,8 @@ def produce_java_console(load: Load) -> Timeline:
             for number in range(load.records):
                 process.stdin.write(record(number, load.record_bytes).decode() + "\n")
             process.stdin.close()
+        timeline.add((watcher.end_offsets([partition])[partition] - before) * load.record_bytes)
     return timeline
-
-
-@contextmanager
-def _watch_end_of_topic(load: Load, timeline: Timeline) -> Iterator[None]:
-    """Add a point whenever the log of partition 0 has grown: what the broker has, whatever its producer reports."""
-    from kafka import KafkaConsumer, TopicPartition
-
-    partition = TopicPartition(load.topic, 0)
-    watcher = KafkaConsumer(bootstrap_servers=list(load.direct or load.bootstrap), client_id=f"watch-{load.client_id}")
-    done = threading.Event()
-    try:
-        watcher.partitions_for_topic(load.topic)  # creates it
-        before = watcher.end_offsets([partition])[partition]
-
-        def look() -> None:
-            grown = (watcher.end_offsets([partition])[partition] - before) * load.record_bytes - timeline.total_bytes
-            if grown:
-                timeline.add(grown)
-
-        def run() -> None:
-            while not done.wait(SAMPLE_S):
-                look()
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
-        look()
-    finally:
-        watcher.close()
 
 
 def produce_java_perf(load: Load) -> Timeline:

@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from tests.support.history import Event, History, assert_clean
 from tests.support.sidecars import Sidecar
-from tests.support.waiting import until
+from tests.support.waiting import in_background, until
 
 VALUE_BYTES = 1000
 PER_S = 150
@@ -42,7 +43,6 @@ class Working:
         """Records acknowledged or read; transactions committed."""
         self.refused: dict[str, str] = {}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -54,16 +54,15 @@ class Working:
     def finish(self) -> None:
         """Begin nothing more, and wait for the end of what was begun."""
         self._stop.set()
-        self._thread.join(FINISH_S)
-        assert not self._thread.is_alive(), f"{type(self).__name__} does not end"
+        self._ended.result(FINISH_S)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._ended = in_background(self._run)
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self._stop.set()
-        self._thread.join(30)
+        wait([self._ended], 30)
 
     def _produce(self, producer: Any, partition: int, value: str, transaction: str | None = None) -> None:
         def note(error: Any, message: Any) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import httpx
 
@@ -17,6 +19,7 @@ POLL_S: Final = 0.02
 """At first. A longer wait looks less often: a look at a sidecar's metrics takes CPU on both sides."""
 SLOWEST_POLL_S: Final = 0.05
 Answer = TypeVar("Answer")
+P = ParamSpec("P")
 
 
 def until(condition: Callable[[], Any], message: str | Callable[[], str] = "", limit_s: float = LIMIT_S) -> Any:
@@ -28,6 +31,20 @@ def until(condition: Callable[[], Any], message: str | Callable[[], str] = "", l
             raise AssertionError(f"not within {limit_s:g} s: {message if isinstance(message, str) else message()}")
         time.sleep(min(max(POLL_S, waited_s / 10), SLOWEST_POLL_S))
     return answer
+
+
+def in_background(work: Callable[P, Answer], *args: P.args, **named: P.kwargs) -> Future[Answer]:
+    """What it brings, or raises, in a thread that nothing waits for at the end of the process."""
+    future: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*args, **named))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def until_serving(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:

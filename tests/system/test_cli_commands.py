@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from proxy.net.tls import channel
 from tests.lab.kafka.ports import free_ports
 from tests.support.command import KQUOTA, LIMIT_S, started
 from tests.support.command import in_process as kquota
+from tests.support.waiting import in_background
 
 UPSTREAM = 'upstream: {bootstrap: ["kafka-0.kafka:9092"]}\n'
 GOOD = f"""{UPSTREAM}identity: {{sources: [tls, static], static: web}}
@@ -207,10 +207,9 @@ def test_what_is_no_admin_port_is_one_sentence(command: tuple[str, ...]) -> None
                 stream.sendall(b"SSH-2.0-x\r\n")
                 stream.recv(1000)
 
-        greeter = threading.Thread(target=greet, daemon=True)
-        greeter.start()
+        greeted = in_background(greet)
         result = kquota(*command, "--admin", f"127.0.0.1:{server.getsockname()[1]}/")
-        greeter.join()
+        greeted.result()
     assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
     assert "not a kquota admin port" in line

@@ -16,6 +16,7 @@ import pytest
 from proxy.app.cli.admin_client import get_json
 from tests.support.command import in_process, started
 from tests.support.hostile_names import CLIENT, harmless
+from tests.support.waiting import in_background
 from tests.support.web_server import web_server
 
 EMPTY: Final[dict[str, Any]] = {
@@ -54,11 +55,10 @@ def dripping(request: pytest.FixtureRequest) -> Iterator[int]:
                     while not ended.wait(0.05):
                         client.sendall(b" ")
 
-        thread = threading.Thread(target=drip)
-        thread.start()
+        dripped = in_background(drip)
         yield server.getsockname()[1]
         ended.set()
-        thread.join()
+        dripped.result()
 
 
 def test_an_answer_that_does_not_end_takes_the_timeout(dripping: int) -> None:

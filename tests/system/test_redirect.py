@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +18,7 @@ from deploy.redirect.cli import app
 from deploy.redirect.run import Rules, iptables_install
 from tests.support.command import KQUOTA
 from tests.support.namespaces import Namespace, machine_with
+from tests.support.waiting import in_background
 
 TO, KAFKA = 15001, 9092
 SIDECAR_UID, SIDECAR_GID, MARK = 65532, 65533, 1337
@@ -56,16 +56,14 @@ def reached(machine: Namespace, host: str, port: int, *, uid: int = 0, gid: int 
             stack.enter_context(socket.create_server(("::", one), family=socket.AF_INET6, dualstack_ipv6=True))
             for one in (TO, port)
         ]
-        arrived: list[int] = []
 
-        def accept() -> None:
+        def accept() -> list[int]:
             ready, _, _ = select.select(listeners, [], [], 20)
             for listener in ready:
                 listener.accept()[0].close()
-                arrived.append(listener.getsockname()[1])
+            return [listener.getsockname()[1] for listener in ready]
 
-        thread = threading.Thread(target=accept)
-        thread.start()
+        arrived = in_background(accept)
         if uid or gid:
             command = [sys.executable, "-I", "-S", "-c", CONNECT_AS, host, *map(str, (port, uid, gid))]
             subprocess.run(command, check=True, timeout=60)
@@ -73,8 +71,7 @@ def reached(machine: Namespace, host: str, port: int, *, uid: int = 0, gid: int 
             client = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             client.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
             client.connect((host, port))
-        thread.join()
-    (found,) = arrived
+        (found,) = arrived.result()
     return found
 
 
