@@ -13,8 +13,9 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from benchmarks.rig.frames import MAX_WAIT, NO_PRODUCER, TIMEOUT, produce_frame, record_batch
+from proxy.core.wire.messages import framed
 from tests.support.session_tools import kio_message
-from tests.support.wire_tools import framed, kio_frame, kio_read
+from tests.support.wire_tools import kio_frame, kio_read
 
 CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID, CREATE_PARTITIONS, RENEW_DELEGATION_TOKEN = 19, 20, 22, 37, 39
 JOIN_GROUP, SASL_HANDSHAKE, SASL_AUTHENTICATE, SHARE_FETCH = 11, 17, 36, 78

@@ -23,15 +23,12 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 
 from proxy.core.wire import apis, responses, schema
+from proxy.core.wire.messages import framed
 from proxy.core.wire.responses import NeedMore, NodeAddress, Rewritten, Translate
 
 THROTTLE_MS = 0x01020304
 TRAILING = bytes.fromhex("7fffffff0003000c00000007ffff8080808080")
 """Bytes behind a frame: the begin of another, of absurd size."""
-
-
-def framed(payload: bytes) -> bytes:
-    return struct.pack(">i", len(payload)) + payload
 
 
 def read_api_versions(version: int, frame: bytes) -> dict[int, tuple[int, int]]:

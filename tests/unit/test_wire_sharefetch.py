@@ -8,9 +8,10 @@ import pytest
 
 from proxy.core.wire import apis, primitives
 from proxy.core.wire.frames import WireError
+from proxy.core.wire.messages import framed
 from proxy.core.wire.sharefetch import MAX_PARTIAL_BYTES, ShareFetchScrubber, padding
 from proxy.core.wire.walk import MAX_ELEMENTS
-from tests.support.wire_tools import framed, kio_class, kio_frame, sample, with_unknown_tag
+from tests.support.wire_tools import kio_class, kio_frame, sample, with_unknown_tag
 
 
 def scrubbed(frame: bytes, version: int, step: int) -> bytes:
