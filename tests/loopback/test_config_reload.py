@@ -14,6 +14,7 @@ import pytest
 import structlog.testing
 import trio
 
+from config.known_ports import BadStateError, load_ports
 from config.load import load, load_bytes
 from config.model import Config
 from config.overlay import load_overlay
@@ -180,6 +181,7 @@ READERS: dict[str, tuple[Callable[[Path, Issued], object], str]] = {
         lambda path, _: FileSource(path.with_name("q.yaml"), configured(f"quotas: {{overlay: {path}}}")),
         "{path}: cannot be read: ",
     ),
+    "ports": (lambda path, _: load_ports(path), "{path} cannot be read: "),
     "password": (lambda path, _: Credentials("PLAIN", "me", path).secret(), "{path}: "),
     "static user": (lambda path, _: static_user(f"file: {path}"), "identity.static {path}: cannot be read: "),
     "template of a user": (
@@ -202,7 +204,7 @@ def test_readers_name_the_file_and_the_reason(reader: str, tmp_path: Path, host:
     path = tmp_path / "namespace"
     reason = put("FIFO", path)
     read, said = READERS[reader]
-    with pytest.raises((ConfigError, LoginError, TlsFilesError, OSError)) as error:
+    with pytest.raises((BadStateError, ConfigError, LoginError, TlsFilesError, OSError)) as error:
         read(path, host)
     assert said.format(path=path) in str(error.value)
     assert reason in str(error.value)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from config.load import load_bytes, warnings_of
 from config.problems import Problem
@@ -14,14 +14,11 @@ from proxy.app.cli.check import all_warnings
 from proxy.app.cli.main import app
 from quota.entity import DEFAULT, Kind
 from tests.support.certificates import Authority
+from tests.support.command import in_process as kquota
 from tests.support.strimzi import KAFKA_USERS
 
 BOOTSTRAP = 'upstream: {bootstrap: ["kafka-0.kafka:9092", "kafka-1.kafka:9092", "kafka-2.kafka:9092"]}\n'
 QUOTAS = "quotas: [{client-id: <default>, producer_byte_rate: 2M}]\n"
-
-
-def kquota(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
 
 
 def test_the_first_file_is_a_good_one_with_the_values_given(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """Usage records from the ledger's totals, on a clock that the test sets; expected numbers worked out by hand."""
 
 import json
-import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,23 +217,8 @@ def test_invented_clients_and_users_take_no_rows_from_others() -> None:
     assert values(rows[-1], "user", "client_id", "produce_bytes") == ["other", "other", 1500 - len(rows) + 1]
 
 
-TEXT = Path(__file__, "../../../docs/usage-records.md").resolve().read_text()
-
-
 def test_types_for_spark_and_duckdb_name_every_field_once() -> None:
     assert len(set(NAMES)) == len(NAMES)
     assert [part.split(" ")[0] for part in record.spark_ddl().split(", ")] == list(NAMES)
     assert list(record.duckdb_columns()) == list(NAMES)
     assert set(record.UNITS) == {str(kind) for kind in Kind}
-
-
-def test_page_lists_every_record_field() -> None:
-    documented = {}
-    for row in re.findall(r"^\| `(.+)` \| (.+) \| (.*) \| (.*) \| (.+) \|$", TEXT, re.MULTILINE):
-        name, type_, unit, null, meaning = map(str.strip, row)
-        (mark, kinds) = ("<cause>", record.CAUSES) if "<cause>" in name else ("<kind>", tuple(record.UNITS))
-        for kind in kinds if mark in name else [""]:
-            real_unit = record.UNITS[kind] if unit == "the kind's" else unit
-            values = (type_, real_unit, null == "yes", meaning.replace(mark, kind))
-            documented[name.replace(mark, kind)] = values
-    assert documented == {f.name: (f.type, f.unit, f.nullable, f.meaning) for f in record.FIELDS}

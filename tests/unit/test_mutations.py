@@ -222,14 +222,6 @@ def test_metadata_that_creates_nothing_stays_as_it_is(version: int, message: Any
     assert client.cluster.seen == [question] * questions + [(kafka.METADATA, asked.API_VERSION)]
 
 
-def test_metadata_0_that_names_nothing_else_asks_an_invalid_name() -> None:
-    client = Client(2)
-    client.send(create(7, {"drain": 30}))
-    # An empty list would ask for all topics.
-    assert [topic.name for topic in client.send(metadata(0, ["a", "b"])).forwarded.topics] == [""]
-    assert client.cluster.counts == {"drain": 30}
-
-
 def test_a_new_topic_is_charged_once_until_metadata_shows_it() -> None:
     client = Client(2, Cluster(auto_create=False))
     # Whether the broker creates it nobody says.

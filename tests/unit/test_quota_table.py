@@ -110,13 +110,6 @@ def test_names_are_not_normalised() -> None:
     assert limits == [1, 2, None]
 
 
-def test_a_client_really_called_default_is_not_the_default() -> None:
-    table = QuotaTable([from_file(**{"client-id": "<default>"}, producer_byte_rate=5)])
-    assert table.entries[0].client_id is DEFAULT
-    named = QuotaTable([*table.entries, rate(None, "<default>", 7)])
-    assert [named.resolve(PRODUCE, "u", name).limit for name in ("<default>", "other")] == [7, 5]
-
-
 @pytest.mark.parametrize("value", [0, -1, -(2**63), float("inf"), float("-inf"), float("nan")])
 def test_limits_are_finite_and_above_zero(value: float) -> None:
     # ClientQuotaControlManager.validateQuotaKeyValue; its check (value <= 0) would let NaN and infinity through.

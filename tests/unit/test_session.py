@@ -33,17 +33,6 @@ def test_requests_and_responses_pass_unchanged_and_in_order(cut: tools.Cut) -> N
 
 
 @three_ways
-def test_acks_0_has_no_response(cut: tools.Cut) -> None:
-    one = session(ledger(produce_rate=100, smooth=False))
-    requests = produce(1, 100, acks=0) + produce(2, 100)
-    assert from_client(one, requests, cut=cut) == requests
-    assert from_broker(one, tools.produce_response(2), cut=cut) == tools.produce_response(2)
-    from_client(one, produce(3, 1800, acks=0))  # 2 000 B in 10 s = 200 B/s; (200 - 100) / 100 * 10 s = 10 s
-    assert one.mute_until_ms == 10_000.0
-    assert one.quiet
-
-
-@three_ways
 def test_over_quota_produce_mutes_at_once_and_tells_the_rest(cut: tools.Cut) -> None:
     # KIP-13: 5 MB/s, ten windows of 1 s. 60 MB at once: 60 MB / 10 s = 6 MB/s, (6 - 5) / 5 * 10 s = 2 s.
     one = session(ledger(produce_rate=5_000_000, smooth=False))
@@ -57,14 +46,6 @@ def test_over_quota_produce_mutes_at_once_and_tells_the_rest(cut: tools.Cut) -> 
     assert from_broker(one, tools.produce_response(1, throttle_ms=5), 300.0, cut) == tools.produce_response(
         1, throttle_ms=1700
     )
-
-
-def test_a_response_tells_the_longer_throttle_or_its_rest() -> None:
-    for broker_ms, at_ms, told_ms in ((20_000, 0.0, 20_000), (0, 10_500.0, 0)):
-        one = session(ledger(produce_rate=100, smooth=False))
-        from_client(one, produce(1, 2000))
-        assert one.mute_until_ms == 10_000.0
-        assert from_broker(one, tools.produce_response(1, broker_ms), at_ms) == tools.produce_response(1, told_ms)
 
 
 def test_requests_read_with_a_throttled_one_wait_for_the_mute() -> None:

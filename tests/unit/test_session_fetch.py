@@ -93,26 +93,6 @@ def test_a_session_may_change_its_version(first: int, second: int) -> None:
     assert carried.forgotten_topics_data[0].partitions == (2,)
 
 
-@pytest.mark.parametrize(("first", "second"), [(7, 13), (12, 13), (12, 17), (13, 12), (17, 7)])
-def test_a_session_that_changes_names_for_ids_is_refused(first: int, second: int) -> None:
-    """A broker answers FETCH_SESSION_TOPIC_ID_ERROR and keeps its epoch; over the quota, that no session exists."""
-    _, one = over_quota()
-    before = request(tools.FETCH, first, 1, tools.fetch_body(first, session_id=77, epoch=3, partitions={0: 10}))
-    changed = request(tools.FETCH, second, 2, tools.fetch_body(second, session_id=77, epoch=4, partitions={1: 20}))
-    assert from_client(one, before) == b""
-    assert kio_read(one.seen(), tools.FETCH, first).session_id == 77
-    assert from_client(one, changed, 2000) == b""
-    refused = kio_read(one.seen(), tools.FETCH, second)
-    assert (refused.error_code.value, refused.session_id) == (0, 0)
-    to_broker = sent_request(from_client(one, changed, 12_000), second)
-    assert (to_broker.session_epoch, [p.partition for p in to_broker.topics[0].partitions]) == (3, [1])
-    # The broker has counted no epoch for it. A client that goes on as before is understood.
-    again = request(tools.FETCH, first, 3, tools.fetch_body(first, session_id=77, epoch=4, partitions={3: 30}))
-    carried = sent_request(from_client(one, again, 12_001), first)
-    assert carried.session_epoch == 3
-    assert {p.partition: p.fetch_offset for p in carried.topics[0].partitions} == {0: 10, 3: 30}
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_shrinks_fetch_near_the_quota_only(version: int) -> None:
     book = ledger(fetch_rate=1000, smooth=False)
