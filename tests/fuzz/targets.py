@@ -6,6 +6,7 @@ import random
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -15,7 +16,8 @@ from kio.static.constants import EntityType
 
 from config.load import load_bytes, warnings_of
 from config.overlay import parse_overlay
-from config.problems import ConfigError, Problem
+from config.problems import MAX_DEPTH, ConfigError, Problem
+from config.source import parse
 from config.table import to_table
 from proxy.core.errors import SessionError
 from proxy.core.interceptors.intercept import (
@@ -41,12 +43,13 @@ from proxy.core.wire.messages import framed, request_header
 from proxy.core.wire.proxy_header import ProxyHeader, ProxyHeaderError
 from proxy.core.wire.software import client_software
 from proxy.core.wire.walk import Short
+from quota import compiled
 from quota.admin import AdminError, Changes
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.fuzz import seeds as recorded
-from tests.support.pair_script import BROKER, CLIENT, PASS, STEP, step
+from tests.support.pair_script import BROKER, CLIENT, PASS, STEP, Pure, play, step
 from tests.support.session_tools import Authority, Driven, encode
 from tests.support.wire_tools import kio_class, kio_versions, sample
 
@@ -326,6 +329,30 @@ def session(data: bytes) -> None:
     assert sent <= 64 * got + 4096  # an answer made here (an empty Fetch) is longer than the request at most so much
 
 
+def _pair_scripts() -> Iterator[bytes]:
+    """Produce and Fetch in all versions that were recorded, alone, and as real clients sent them."""
+    for number, each in enumerate(recorded.exchanges()):
+        if each.api_key in (PRODUCE, FETCH) and len(each.request) + len(each.response) < MAX_SCRIPT_BYTES:
+            first = step(CLIENT, each.request) + step(BROKER, each.response)
+            yield bytes((number % 256,)) + first + STEP.pack(PASS, 0, 5) + first
+    yield from streams_as_scripts(b"\x01", 90)
+
+
+@cache
+def _pure() -> Pure:
+    return Pure()
+
+
+@target("connection_io", _pair_scripts, max_bytes=3072)
+def both_ways(data: bytes) -> None:
+    """Both directions of a pair: peers send what they like, in pieces. What is seen after each step is compared with
+    the Python code's."""
+    if compiled.WHY_NOT:
+        play(data)
+    else:
+        _pure().compare(data)
+
+
 _CORRELATION = 7
 
 
@@ -571,4 +598,39 @@ def overlay(data: bytes) -> None:
         _said("o.yaml", error.problems)
 
 
-from tests.fuzz import connection_io_targets, file_targets, identity_targets, tls_targets  # noqa: E402, F401 - they need what is above
+_OPENING = b'[~{~- ~? ~{a: ~[{a: ~&a [~!!seq [~[[],~\n- ~? - ~"a": [~[? ~-\n~'
+_OTHER = b"]~}~a~: ~,~\n~ ~*a~<<: ~| \n~\"~'~#~%TAG !a! b\n~\n--- ~1:"
+OPENERS = tuple((_OPENING + _OTHER).split(b"~"))
+"""What is repeated: it opens, closes or fills something."""
+_MAX_TEXT_BYTES = 150_000
+"""50 000 brackets ended the process."""
+
+
+def _nested_seeds() -> list[bytes]:
+    return [bytes((opener, 255)) + bytes((14, 255)) for opener in range(len(OPENERS))] + [bytes((4, 31, 16, 0, 15, 31))]
+
+
+@target("nesting", _nested_seeds, max_bytes=64, most_cpu_s=5.0)
+def nesting(data: bytes) -> None:
+    """How deep a file nests. Pairs of bytes: what opens, closes or fills something, and how often (up to 65 536)."""
+    text = bytearray()
+    for which, count in zip(data[::2], data[1::2], strict=False):
+        text += OPENERS[which % len(OPENERS)] * (count * count + 1)
+        if len(text) > _MAX_TEXT_BYTES:
+            break
+    del text[_MAX_TEXT_BYTES:]
+    with suppress(ConfigError):
+        load_bytes("q.yaml", bytes(text))
+    with suppress(ConfigError):
+        assert _depth(parse("q.yaml", bytes(text)).values) <= MAX_DEPTH
+    with suppress(ConfigError):
+        parse_overlay("o.yaml", bytes(text))
+
+
+def _depth(value: object) -> int:
+    """Of lists and mappings in each other; aliases may have put them together, so the whole may be large."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
+
+
+from tests.fuzz import identity_targets, tls_targets  # noqa: E402, F401 - they need what is above

@@ -14,18 +14,19 @@ from tests.support import sasl_tools as sasl
 from tests.support import session_tools as tools
 from tests.support.sasl_tools import PLAIN_STEPS, authenticate, authenticate_response, handshake, handshake_response
 from tests.support.session_tools import from_broker, from_client, identified, ledger, produce, request, response
+from tests.support.wire_tools import kafka_python_class, kafka_python_message
 
-BROKERS = {
-    1: struct.pack(">iih9sihii", 1, 1, 9, b"localhost", 9092, -1, -1, 0),
-    3: struct.pack(">iiih9sihhii", 0, 1, 1, 9, b"localhost", 9092, -1, -1, -1, 0),
-    9: struct.pack(">ibib9sibbbibib", 0, 2, 1, 10, b"localhost", 9092, 0, 0, 0, -1, 1, -1, 0),
-}
-"""Version of Metadata -> a response body: one broker (without a rack), no cluster id, no controller, no topics."""
-NO_BROKERS = {
-    1: struct.pack(">iii", 0, -1, 0),
-    3: struct.pack(">iihii", 0, 0, -1, -1, 0),
-    9: struct.pack(">ibbibib", 0, 1, 0, -1, 1, -1, 0),
-}
+
+def metadata(version: int, *brokers: str) -> bytes:
+    """A response body without a cluster id, a controller and topics."""
+    nodes = [{"node_id": 1, "host": host, "port": 9092, "rack": None} for host in brokers]
+    cls = kafka_python_class(METADATA, "response")
+    message = kafka_python_message(cls, version, brokers=nodes, cluster_id=None, controller_id=-1, topics=[])
+    return bytes(message.encode(version=version))
+
+
+BROKERS = {version: metadata(version, "localhost") for version in (1, 3, 9)}
+NO_BROKERS = {version: metadata(version) for version in BROKERS}
 """What a broker answers in the middle of a login, before it closes."""
 
 

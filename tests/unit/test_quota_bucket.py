@@ -12,26 +12,9 @@ from quota.bucket import Mutation
 from quota.burst import WindowedBurst
 from quota.counter import MutationAlgorithm
 from quota.entity import Kind
-from quota.ledger import Account, Ledger
+from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
-
-
-class Mutations:
-    """One client under a mutation quota, with windows as the case says."""
-
-    def __init__(self, rate: float, num_samples: int = 10, algorithm: MutationAlgorithm = "token_bucket") -> None:
-        table = QuotaTable([Entry(user="u", controller_mutation_rate=rate)])
-        self.ledger = Ledger(
-            table, mutation_num_samples=num_samples, max_throttle_ms=None, mutation_algorithm=algorithm
-        )
-        self.account: Account = self.ledger.account("u", "c")
-
-    def charge(self, amount: float, now: int, *, strict: bool = True) -> Mutation:
-        return self.ledger.charge_mutation(self.account, amount, strict, now)
-
-    def tokens(self, now: int) -> float:
-        return self.ledger.observed(self.account, Kind.MUTATION, now)
-
+from tests.support.session_tools import kafka_ledger
 
 OK = Mutation(True, 0)
 VIOLATION = [(110, 10_000, OK), (110, 10_000, (False, 1000)), (110, 11_000, OK)]
@@ -53,20 +36,22 @@ VIOLATION = [(110, 10_000, OK), (110, 10_000, (False, 1000)), (110, 11_000, OK)]
     ],
 )
 def test_bucket_delays_are_kafkas(rate: float, strict: bool, charges: list[tuple[float, int, Mutation]]) -> None:
-    client = Mutations(rate)  # burst 10 times that
+    ledger = kafka_ledger(Entry(user="u", controller_mutation_rate=rate), num_samples=10)  # burst 10 times that
+    account = ledger.account("u", "c")
     for amount, now, answer in charges:
-        assert client.charge(amount, now, strict=strict) == answer
+        assert ledger.charge_mutation(account, amount, strict, now) == answer
 
 
 @pytest.mark.parametrize("algorithm", ["token_bucket", "windowed_burst"])
 def test_use_without_a_limit_fills_the_bucket(algorithm: MutationAlgorithm) -> None:
-    client = Mutations(10, algorithm=algorithm)
-    client.charge(190, 0)
-    limited = client.ledger.table
-    client.ledger.swap(QuotaTable([Entry(user="v", controller_mutation_rate=1)]))
-    assert client.charge(1, 500) == (True, 0)
-    client.ledger.swap(limited)
-    assert client.tokens(500) == 100
+    limited, other = (QuotaTable([Entry(user=user, controller_mutation_rate=10)]) for user in "uv")
+    ledger = Ledger(limited, mutation_num_samples=10, mutation_algorithm=algorithm)
+    account = ledger.account("u", "c")
+    ledger.charge_mutation(account, 190, True, 0)
+    ledger.swap(other)
+    assert ledger.charge_mutation(account, 1, True, 500) == (True, 0)
+    ledger.swap(limited)
+    assert ledger.observed(account, Kind.MUTATION, 500) == 100
 
 
 @pytest.mark.parametrize("wrong", ["num_samples", "mutation_num_samples", "mutation_window_ms"])
