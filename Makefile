@@ -248,7 +248,7 @@ faults: $(VENV)/.dev ## Every fault of docs/testing.md, two minutes of soak (abo
 soak: $(VENV)/.dev ## Half an hour of churning clients, reloads and faults: nothing may grow (SOAK_MINUTES=30, SOAK_ARGS="--plot FILE")
 	@$(AS_IMAGES) $(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK_ARGS)
 
-fuzz: $(VENV)/.dev ## Fuzz what reads bytes and files of others, a minute per target (FUZZ_ARGS="--seconds 600 header" for more)
+fuzz: $(VENV)/.dev ## Fuzz what reads bytes and files of others, a minute per target (FUZZ_ARGS="--seconds 600 requests" for more)
 	@$(AS_IMAGES) $(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 sanitize: $(VENV)/.dev ## The compiled code under AddressSanitizer and UBSan: its tests, then a minute of fuzzing (SANITIZE_ARGS="--seconds 600")

@@ -36,12 +36,11 @@ from proxy.core.interceptors.quota_admin import QuotaAdmin, read_described
 from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.session.sizes import SizeLimits
 from proxy.core.telemetry.observer import Counters
-from proxy.core.wire import apis, requests, responses, schema, throttle
+from proxy.core.wire import apis, responses, schema, throttle
 from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, API_VERSIONS, DESCRIBE_CLIENT_QUOTAS, FETCH, PRODUCE
 from proxy.core.wire.frames import WireError
 from proxy.core.wire.messages import framed, request_header
 from proxy.core.wire.proxy_header import ProxyHeader, ProxyHeaderError
-from proxy.core.wire.software import client_software
 from proxy.core.wire.walk import Short
 from quota import compiled
 from quota.admin import AdminError, Changes
@@ -159,43 +158,6 @@ def _feed(session: Driven, data: bytes, cut: int) -> tuple[bytes, str | None]:
 
 def _requests() -> list[bytes]:
     return [each.request for each in recorded.exchanges()]
-
-
-@target("header", _requests)
-def header(data: bytes) -> None:
-    """One request's head: whole, and cut at a place that its own bytes choose."""
-    buf = bytearray(data)
-    end = len(buf)
-
-    def parse(upto: int) -> object:
-        try:
-            found = requests.parse_request_header(buf, 0, upto, MAX_FRAME_BYTES)
-        except WireError as error:
-            return error.reason
-        if found is None:
-            return None
-        assert 12 <= found.body <= upto
-        assert found.body <= 4 + found.size
-        assert len(found.client_id) <= 32_767
-        return (found.api_key, found.api_version, found.correlation_id, found.client_id, found.body, found.known)
-
-    whole = parse(end)
-    part = parse(data[-1] * end // 256 if data else 0)
-    assert part is None or part == whole or whole is None
-    if not isinstance(whole, tuple):
-        return
-    api_key, version, body = whole[0], whole[1], whole[4]
-    try:
-        if api_key == PRODUCE:
-            requests.produce_acks(buf, body, end, version)
-        elif api_key == FETCH:
-            fields = requests.parse_fetch(buf, body, end, version)
-            assert fields is None or fields.rest <= end
-        elif api_key == API_VERSIONS:
-            software = client_software(buf, body, end, version)
-            assert software is None or len(software) <= 100
-    except WireError:
-        return
 
 
 def _client_streams() -> list[bytes]:
