@@ -18,8 +18,6 @@ import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from tests.support.kept_builds import kept, key_of, toolchain
-
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build/sanitized"
 PACKAGES = ("quota", "proxy", "config", "deploy", "tests")
@@ -51,41 +49,14 @@ def environment(library: Path) -> dict[str, str]:
     }
 
 
-def _compiled_from() -> str:
-    """SHA-256 over all that the compiled code is made of, and what it is made with."""
-    sources = [ROOT / "setup.py", ROOT / "deploy/image/build.txt", Path(__file__)]
-    sources += [
-        path
-        for package in ("proxy", "quota")
-        for suffix in ("py", "pyx", "pxd")
-        for path in ROOT.glob(f"{package}/**/*.{suffix}")
-    ]
-    return key_of(sources, *toolchain())
-
-
-def build() -> Path:
-    """The copy, as the sources are now; compiled only if neither it nor the cache outside the project has that."""
-    stamp = TREE / "compiled-from"
-    key = _compiled_from()
-    if not stamp.exists() or stamp.read_text() != key:
-        shutil.rmtree(TREE, ignore_errors=True)
+def build() -> None:
+    """The copy, as the sources are now, compiled."""
+    shutil.rmtree(TREE, ignore_errors=True)
+    nothing_built = shutil.ignore_patterns("__pycache__", *(f"*{suffix}" for suffix in EXTENSION_SUFFIXES[:1]))
     for package in PACKAGES:
-        shutil.copytree(
-            ROOT / package,
-            TREE / package,
-            dirs_exist_ok=True,
-            ignore=shutil.ignore_patterns("__pycache__", *(f"*{suffix}" for suffix in EXTENSION_SUFFIXES[:1])),
-        )
+        shutil.copytree(ROOT / package, TREE / package, ignore=nothing_built)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, TREE / name)
-    if not stamp.exists():
-        shutil.copytree(kept("sanitized", key, _compile), TREE, dirs_exist_ok=True)
-        stamp.write_text(key)
-    return TREE
-
-
-def _compile(target: Path) -> None:
-    """Compile in the copy; what comes of it goes to `target`."""
     subprocess.run(
         [str(BUILDER), "setup.py", "--quiet", "build_ext", "--inplace", "--force"],
         cwd=TREE,
@@ -93,22 +64,11 @@ def _compile(target: Path) -> None:
         check=True,
         timeout=BUILD_LIMIT_S,
     )
-    for path in (*TREE.glob("quota/_compiled/*"), *TREE.glob("proxy/*/*/_compiled/*")):
-        place = target / path.relative_to(TREE)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, place)
 
 
-def run(library: Path, *argv: str, timeout_s: float | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *argv],
-        cwd=TREE,
-        env=environment(library) | more,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=timeout_s,
-    )
+def run(library: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *argv]
+    return subprocess.run(command, cwd=TREE, env=environment(library), capture_output=True, text=True, errors="replace")
 
 
 def pytest_arguments(files: tuple[str, ...]) -> list[str]:
@@ -121,13 +81,13 @@ FUZZED = ("connection_io", "tls")
 FUZZ = "import sys; from tests.fuzz import blind; blind.main({name!r}, sys.argv[1:])"
 
 
-def fuzz_arguments(name: str, directory: Path, seconds: int, runs: int = -1) -> list[str]:
+def fuzz_arguments(name: str, directory: Path, seconds: int) -> list[str]:
     """The fuzz target, mutated blindly: atheris brings a libFuzzer with sanitizers of its own."""
     from tests.fuzz.targets import TARGETS
 
     target = TARGETS[name]
     target.write_seeds(seeds := directory / "seeds")
-    limits = [f"-max_total_time={seconds}", f"-atheris_runs={runs}", f"-max_len={target.max_bytes}"]
+    limits = [f"-max_total_time={seconds}", "-atheris_runs=-1", f"-max_len={target.max_bytes}"]
     return ["-c", FUZZ.format(name=name), *limits, f"-artifact_prefix={directory}/", str(seeds)]
 
 
