@@ -40,15 +40,6 @@ def test_check_and_admission_record_nothing() -> None:
     assert asked(11_000) == (0, 0, 5000)
 
 
-def test_no_limit_means_no_bound() -> None:
-    ledger = kafka_ledger(Entry(user="u", consumer_byte_rate=500))
-    stranger = ledger.account("v", "c")
-    ledger.charge_no_throttle(stranger, FETCH, 1e12, 0)
-    assert ledger.check(stranger, FETCH, 0) == 0
-    free = ledger.admit(stranger, FETCH, 1000, 0)
-    assert (free.throttle_ms, free.max_bytes, free.group, free.reserved, free.paced_ms) == (0, None, None, 0.0, 0.0)
-
-
 def test_explaining_changes_nothing() -> None:
     ledger = Ledger(QuotaTable([Entry(user="u", consumer_byte_rate=500)]))
     ledger.charge_no_throttle(ledger.account("u", "c"), FETCH, 4990, 0)  # less than a grain is left

@@ -181,52 +181,38 @@ def test_acks_after_invalid_lengths(body: bytes, version: int, text: str) -> Non
     assert requests.produce_acks(b"\x80\x80\x02", 0, 3, 9) == requests.NO_ACKS_YET  # 32 767: there may be more to come
 
 
-def fetch_fields(frame: bytes, version: int) -> dict[str, int | None]:
-    """Fields, and what stands at their positions; the same in all three ways."""
-    body = parsed(frame).body
-
-    def parse(buf: bytearray, start: int, end: int) -> dict[str, int | None] | None:
-        fields = requests.parse_fetch(buf, start + body, max(end, start + body), version)
-        if fields is None:
-            return None
-        found: dict[str, int | None] = {"rest": fields.rest - start, "session_id": fields.session_id}
-        for name in ("min_bytes", "max_bytes", "session_epoch"):
-            at, found[name] = getattr(fields, f"{name}_at"), getattr(fields, name)
-            if at >= 0:
-                assert struct.unpack_from(">i", buf, at)[0] == found[name]
-                found[f"{name}_at"] = at - start
-        return found
-
-    result: dict[str, int | None] = wire.every_way(parse, frame)
-    return result
+FETCH_FIELDS = {"min_bytes": 0, "max_bytes": None, "session_id": 0, "session_epoch": -1}
+"""And what they are in versions that lack them."""
+PLACES = ("min_bytes", "max_bytes", "session_epoch")
 
 
 @pytest.mark.parametrize("version", range(19))
 @pytest.mark.parametrize("seed", range(3))
 def test_reads_fetch(version: int, seed: int) -> None:
-    cls = wire.kafka_python_class(apis.FETCH, "request")
-    rng = random.Random(seed)
-    wait, least, most, session, epoch, replica = (rng.randrange(1, 1 << 31) for _ in range(6))
-    values: dict[str, Any] = {"max_wait_ms": wait, "min_bytes": least, "topics": []}
-    expected: dict[str, int | None] = {"min_bytes": least, "max_bytes": None, "session_id": 0, "session_epoch": -1}
-    if version < 15:
-        values["replica_id"] = replica
-    if version >= 3:
-        values["max_bytes"] = expected["max_bytes"] = most
-    if version >= 4:
-        values["isolation_level"] = 1
-    if version >= 7:
-        values |= {"session_id": session, "session_epoch": epoch, "forgotten_topics_data": []}
-        expected |= {"session_id": session, "session_epoch": epoch}
-    frame = wire.kafka_python_frame(cls, version, **values)
-    found = fetch_fields(frame, version)
-    assert {name: found[name] for name in expected} == expected
-    since = {"min_bytes_at": 0, "max_bytes_at": 3, "session_epoch_at": 7}
-    assert {name for name in found if name.endswith("_at")} == {name for name in since if version >= since[name]}
+    wait, least, most, session, epoch, replica = random.Random(seed).sample(range(1, 1 << 31), 6)
+    given: dict[str, Any] = {"max_wait_ms": wait, "min_bytes": least, "topics": []}
+    given |= {"replica_id": replica} if version < 15 else {}
+    given |= {"max_bytes": most} if version >= 3 else {}
+    given |= {"isolation_level": 1} if version >= 4 else {}
+    given |= {"session_id": session, "session_epoch": epoch, "forgotten_topics_data": []} if version >= 7 else {}
+    frame = wire.kafka_python_frame(wire.kafka_python_class(apis.FETCH, "request"), version, **given)
+    body = parsed(frame).body
+
+    def parse(buf: bytearray, start: int, end: int) -> tuple[list[int | None], list[int]] | None:
+        fields = requests.parse_fetch(buf, start + body, max(end, start + body), version)
+        if fields is None:
+            return None
+        places = [*(getattr(fields, f"{name}_at") for name in PLACES), fields.rest]
+        return [getattr(fields, name) for name in FETCH_FIELDS], [max(at - start, -1) for at in places]
+
+    found, (*places, rest) = wire.every_way(parse, frame)
+    assert found == [given.get(name, default) for name, default in FETCH_FIELDS.items()]
+    for name, at in zip(PLACES, places, strict=True):
+        assert frame[at : at + 4] == struct.pack(">i", given[name]) if name in given else at == -1
     # What is left: an empty array of topics, from 7 on one of forgotten topics, from 11 on an empty rack, the tags.
     array = 1 if version >= 12 else 4
     rack = 0 if version < 11 else 1 if version >= 12 else 2
-    assert found["rest"] == len(frame) - array - (array if version >= 7 else 0) - rack - (version >= 12)
+    assert rest == len(frame) - array - (array if version >= 7 else 0) - rack - (version >= 12)
 
 
 def test_cache_of_client_ids_is_bounded() -> None:
