@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+from proxy.core.wire.apis import ALTER_CLIENT_QUOTAS, FETCH, METADATA, PRODUCE
+
+LIST_OFFSETS = 2
 TIMEOUT_S = 30.0
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 MAX_FETCH_BYTES = 50 * 1024 * 1024
@@ -112,15 +115,7 @@ class RawClient:
 
     def topic(self, name: str) -> Topic:
         """A topic's name and id; the broker creates it if it is new, and this waits until its leader takes requests."""
-        from kafka.protocol.metadata import MetadataRequest
-
-        request = MetadataRequest(
-            version=10,
-            topics=[MetadataRequest.MetadataRequestTopic(topic_id=uuid.UUID(int=0), name=name)],
-            allow_auto_topic_creation=True,
-            include_cluster_authorized_operations=False,
-            include_topic_authorized_operations=False,
-        )
+        request = _request(METADATA, 10, topics=[{"name": name}], allow_auto_topic_creation=True)
         deadline, created = time.monotonic() + self.timeout_s, False
         while True:
             found = self.ask(request).message.topics[0]
@@ -136,13 +131,8 @@ class RawClient:
         return Topic(name, found.topic_id)
 
     def _leads(self, name: str) -> bool:
-        from kafka.protocol.consumer import ListOffsetsRequest
-
-        topic = ListOffsetsRequest.ListOffsetsTopic
-        partition = topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)
-        request = ListOffsetsRequest(
-            version=5, replica_id=-1, isolation_level=0, topics=[topic(name=name, partitions=[partition])]
-        )
+        topic = {"name": name, "partitions": [{"partition_index": 0, "timestamp": -1}]}
+        request = _request(LIST_OFFSETS, 5, replica_id=-1, isolation_level=0, topics=[topic])
         return bool(self.ask(request).message.topics[0].partitions[0].error_code == 0)
 
     def close(self) -> None:
@@ -164,6 +154,12 @@ class RawClient:
         return bytes(parts)
 
 
+def _request(api_key: int, version: int, **fields: Any) -> Any:
+    from tests.support.wire_tools import kafka_python_request  # imports much
+
+    return kafka_python_request(api_key, version, **fields)
+
+
 def decode(request: Any, payload: bytes) -> Any:
     response = request.header.get_response_class()
     return response.decode(payload, version=request.API_VERSION, header=True)
@@ -183,38 +179,17 @@ def batch(values: Sequence[bytes]) -> bytes:
 
 def produce_message(version: int, topic: Topic, values: Sequence[bytes], *, acks: int = 1) -> Any:
     """A Produce request of kafka-python with one batch, for partition 0."""
-    from kafka.protocol.producer import ProduceRequest
-
-    cls = ProduceRequest.TopicProduceData
-    parts = [cls.PartitionProduceData(version=version, index=0, records=batch(values))]
-    data = [cls(version=version, name=topic.name, topic_id=topic.id, partition_data=parts)]
-    return ProduceRequest(version=version, transactional_id=None, acks=acks, timeout_ms=30_000, topic_data=data)
+    data = {"name": topic.name, "topic_id": topic.id, "partition_data": [{"index": 0, "records": batch(values)}]}
+    return _request(PRODUCE, version, transactional_id=None, acks=acks, timeout_ms=30_000, topic_data=[data])
 
 
 def fetch_message(version: int, topic: Topic | None, *, offset: int = 0, session: tuple[int, int] = (0, -1)) -> Any:
     """Of partition 0, by kafka-python. `session` is (id, epoch): (0, -1) none, (0, 0) a new one, (id, 1) and so on."""
-    from kafka.protocol.consumer import FetchRequest
-
-    item = FetchRequest.FetchTopic
-    topics = []
-    if topic is not None:
-        wanted = item.FetchPartition(
-            version=version, partition=0, fetch_offset=offset, partition_max_bytes=MAX_FETCH_BYTES
-        )
-        topics = [item(version=version, topic=topic.name, topic_id=topic.id, partitions=[wanted])]
-    return FetchRequest(
-        version=version,
-        replica_id=-1,
-        max_wait_ms=500,
-        min_bytes=1,
-        max_bytes=MAX_FETCH_BYTES,
-        isolation_level=0,
-        session_id=session[0],
-        session_epoch=session[1],
-        topics=topics,
-        forgotten_topics_data=[],
-        rack_id="",
-    )
+    wanted = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": MAX_FETCH_BYTES}
+    limits = {"max_wait_ms": 500, "min_bytes": 1, "max_bytes": MAX_FETCH_BYTES}
+    ids = {"replica_id": -1, "session_id": session[0], "session_epoch": session[1]}
+    topics = [] if topic is None else [{"topic": topic.name, "topic_id": topic.id, "partitions": [wanted]}]
+    return _request(FETCH, version, topics=topics, **limits, **ids)
 
 
 def fetched_values(answer: Any) -> list[bytes]:
@@ -240,16 +215,15 @@ def alter_quotas(
     client: RawClient, entries: Sequence[tuple[Pairs, Ops]], *, version: int = 1, validate_only: bool = False
 ) -> list[tuple[int, str | None, dict[str, str | None]]]:
     """Ask for changed quotas; of each entity the error code, the message, and its names."""
-    from kafka.protocol.admin import AlterClientQuotasRequest as Request
-
     parts = [
-        Request.EntryData(
-            entity=[Request.EntryData.EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
-            ops=[Request.EntryData.OpData(key=key, value=value or 0.0, remove=value is None) for key, value in ops],
-        )
+        {
+            "entity": [{"entity_type": kind, "entity_name": name} for kind, name in entity],
+            "ops": [{"key": key, "value": value or 0.0, "remove": value is None} for key, value in ops],
+        }
         for entity, ops in entries
     ]
-    answer = client.ask(Request(version=version, entries=parts, validate_only=validate_only)).message
+    request = _request(ALTER_CLIENT_QUOTAS, version, entries=parts, validate_only=validate_only)
+    answer = client.ask(request).message
     return [
         (entry.error_code, entry.error_message, {part.entity_type: part.entity_name for part in entry.entity})
         for entry in answer.entries

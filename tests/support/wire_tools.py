@@ -177,6 +177,10 @@ def kafka_python_message(cls: Any, version: int, **fields: Any) -> Any:
     return cls[version](**{name: _container(cls._struct.fields[name], value) for name, value in fields.items()})
 
 
+def kafka_python_request(api_key: int, version: int, **fields: Any) -> Any:
+    return kafka_python_message(kafka_python_class(api_key, "request"), version, **fields)
+
+
 def kafka_python_frame(
     cls: Any, version: int, correlation_id: int = 0x0A0B0C0D, client_id: object = "client-ß", **fields: Any
 ) -> bytes:
