@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -138,15 +139,15 @@ def judge(soaked: Soaked) -> list[str]:
 # --- what happens
 
 
-FAULTS: dict[str, Callable[[str], Callable[[Rig], None]]] = {
-    "reset": lambda where: cut(where, reset=True),
-    "ended": lambda where: cut(where, reset=False),
-    "refused": lambda where: gone_for(where, 1.0),
-    "stalled": lambda where: with_setting(where, 4.0, stalled=True),
-    "slow": lambda where: with_setting(where, 3.0, bytes_per_s=30_000, latency_s=0.1),
-    "half-open": lambda where: with_setting(where, 4.0, half_open=True),
-    "reset within requests": lambda where: reset_within_frames(where, TO_TARGET, 20_000),
-    "reset within responses": lambda where: reset_within_frames(where, FROM_TARGET, 20_000),
+FAULTS: dict[str, Callable[[Rig, str], None]] = {
+    "reset": partial(cut, reset=True),
+    "ended": partial(cut, reset=False),
+    "refused": partial(gone_for, seconds=1.0),
+    "stalled": partial(with_setting, seconds=4.0, stalled=True),
+    "slow": partial(with_setting, seconds=3.0, bytes_per_s=30_000, latency_s=0.1),
+    "half-open": partial(with_setting, seconds=4.0, half_open=True),
+    "reset within requests": partial(reset_within_frames, direction=TO_TARGET, count=20_000),
+    "reset within responses": partial(reset_within_frames, direction=FROM_TARGET, count=20_000),
 }
 
 
@@ -259,7 +260,7 @@ def _strike_and_watch(
             next_fault_s = now_s + FAULT_EVERY_S
             where, what = next(turns)
             soaked.faults[f"{where} {what}"] += 1
-            FAULTS[what](where)(stage)
+            FAULTS[what](stage, where)
             if len(soaked.samples) > 1:
                 last = soaked.samples[-1]
                 say(f"{last.at_s:7.0f} s {last.rss_mb:6.1f} MB {last.connections} connections; {where} {what}")

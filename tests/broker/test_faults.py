@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,20 +53,20 @@ def sidecar_killed(rig: Rig) -> None:
 Strikes = list[Callable[[Rig], None]]
 
 
-def both(strike: Callable[..., Callable[[Rig], None]], *args: Any, **settings: Any) -> Strikes:
+def both(strike: Callable[..., None], **settings: Any) -> Strikes:
     """First between sidecar and broker, then between clients and sidecar."""
-    return [strike(where, *args, **settings) for where in ("broker", "clients")]
+    return [partial(strike, where=where, **settings) for where in ("broker", "clients")]
 
 
 FAULTS: dict[str, Strikes] = {
     "connections reset": both(cut, reset=True),
     "connections ended": both(cut, reset=False),
-    "network cut": both(gone_for, 2),
-    "stalled": both(with_setting, 4, stalled=True),
-    "slow": both(with_setting, 3, bytes_per_s=40_000, latency_s=0.2),
-    "half-open": both(with_setting, 4, half_open=True),
-    "reset within requests": both(reset_within_frames, TO_TARGET, 33_333),
-    "reset within responses": both(reset_within_frames, FROM_TARGET, 33_333),
+    "network cut": both(gone_for, seconds=2),
+    "stalled": both(with_setting, seconds=4, stalled=True),
+    "slow": both(with_setting, seconds=3, bytes_per_s=40_000, latency_s=0.2),
+    "half-open": both(with_setting, seconds=4, half_open=True),
+    "reset within requests": both(reset_within_frames, direction=TO_TARGET, count=33_333),
+    "reset within responses": both(reset_within_frames, direction=FROM_TARGET, count=33_333),
     "broker killed": [broker_killed],
     "sidecar restarted": [sidecar_restarted],
     "sidecar killed": [sidecar_killed],

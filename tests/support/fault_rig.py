@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Concatenate, Final, ParamSpec
+from typing import Any, Final
 
 from tests.lab.kafka import KafkaCluster
 from tests.lab.kafka.ports import free_ports
@@ -17,7 +17,6 @@ from tests.support.faults import FaultyNetwork, Link
 from tests.support.sidecars import Sidecar, sidecar
 from tests.support.waiting import until
 
-P = ParamSpec("P")
 CLIENTS_HOST: Final = "127.0.0.2"
 IDLE_MS: Final = 8000
 """Clients that vanish without a word are kept so long; ten minutes unless configured otherwise."""
@@ -68,20 +67,13 @@ def between_links(quotas: Sequence[dict[str, Any]], **settings: Any) -> Iterator
         yield Rig(cluster, proxy, to_sidecar, to_broker, beside, bootstrap, direct, least_held(proxy))
 
 
-def _fault(strike: Callable[Concatenate[Rig, P], None]) -> Callable[P, Callable[[Rig], None]]:
-    """`strike` with all its arguments but the rig."""
-    return lambda *given, **named: lambda rig: strike(rig, *given, **named)
-
-
-@_fault
-def cut(rig: Rig, /, where: str, *, reset: bool) -> None:
+def cut(rig: Rig, where: str, *, reset: bool) -> None:
     for _ in range(3):
         rig.each(where, lambda link: link.cut(reset=reset))
         time.sleep(0.3)
 
 
-@_fault
-def gone_for(rig: Rig, /, where: str, seconds: float) -> None:
+def gone_for(rig: Rig, where: str, seconds: float) -> None:
     """Reset all connections of one side and refuse new ones."""
     rig.each(where, Link.refuse)
     rig.each(where, lambda link: link.cut(reset=True))
@@ -89,8 +81,7 @@ def gone_for(rig: Rig, /, where: str, seconds: float) -> None:
     rig.each(where, Link.heal)
 
 
-@_fault
-def with_setting(rig: Rig, /, where: str, seconds: float, **settings: float | bool) -> None:
+def with_setting(rig: Rig, where: str, seconds: float, **settings: float | bool) -> None:
     for link in rig.links(where):
         for name, value in settings.items():
             setattr(link, name, value)
@@ -98,8 +89,7 @@ def with_setting(rig: Rig, /, where: str, seconds: float, **settings: float | bo
     rig.each(where, Link.heal)
 
 
-@_fault
-def reset_within_frames(rig: Rig, /, where: str, direction: str, count: int) -> None:
+def reset_within_frames(rig: Rig, where: str, direction: str, count: int) -> None:
     """Reset connections after `count` bytes. Batches have 5 to 30 kB: the reset strikes inside a message."""
     before = rig.resets(where)
     rig.each(where, lambda link: link.reset_after(count, direction))
