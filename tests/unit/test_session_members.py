@@ -14,6 +14,7 @@ from quota.entity import Kind
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
 from tests.support import session_tools as tools
+from tests.support.mutation_tools import create, encoded
 from tests.support.session_tools import from_client, ledger, request, response, session
 
 HEARTBEAT, CONSUMER_HEARTBEAT, SHARE_HEARTBEAT, STREAMS_HEARTBEAT = 12, 68, 76, 88
@@ -129,9 +130,7 @@ def test_a_refused_mutation_tells_a_slice() -> None:
     from_client(one, BEAT)
     one.broker_sends(response(HEARTBEAT, 3, 1, b"\0" * 6), 0.0)
     one.seen()
-    kio = tools.kio_message("create_topics", 6, "request")
-    topic = kio.CreatableTopic(name="t", num_partitions=1, replication_factor=1, assignments=(), configs=())
-    from_client(one, request(CREATE_TOPICS, 6, 2, tools.encode(kio.CreateTopicsRequest(topics=(topic,)))))
+    from_client(one, request(CREATE_TOPICS, 6, 2, encoded(create(6, {"t": 1}))))
     one.broker_sends(response(METADATA, 4, 2, struct.pack(">iihii", 0, 0, -1, -1, 0)), 0.0)  # it does not exist yet
     assert struct.unpack_from(">i", one.seen(), 9) == (1500,)
     assert one.mute_until_ms == 1500.0
