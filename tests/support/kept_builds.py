@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -29,10 +27,6 @@ def key_of(sources: Iterable[Path], *made_with: str) -> str:
         whole.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     whole.update(repr(made_with).encode())
     return whole.hexdigest()[:16]
-
-
-def toolchain() -> tuple[str, str]:
-    return subprocess.run(["gcc", "--version"], capture_output=True, check=True, text=True).stdout, sys.version
 
 
 def kept(kind: str, key: str, build: Callable[[Path], None]) -> Path:
