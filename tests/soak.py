@@ -190,7 +190,7 @@ def complaints(log: Path) -> Iterator[dict[str, Any]]:
     return (entry for entry in entries if entry["level"] in ("warning", "error", "critical"))
 
 
-def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> Soaked:
+def soak(minutes: float, seed: int) -> Soaked:
     """Run it. Raises AssertionError when acknowledged records are not as they should be."""
     soaked = Soaked(minutes)
     with ExitStack() as stack:
@@ -209,7 +209,7 @@ def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> S
             at_work(stage.bootstrap, STEADY, direct, transactions=True, client_id=STEADY) as steady,
             churning(stage.bootstrap, seed) as churn,
         ):
-            _strike_and_watch(stage, soaked, churn, random.Random(seed), say)
+            _strike_and_watch(stage, soaked, churn, random.Random(seed))
         soaked.done = {STEADY: in_words(steady.history), BESIDE: in_words(beside.history)}
         soaked.visits, soaked.failures = dict(churn.visits), dict(churn.failures)
         soaked.problems += churn.broken
@@ -220,13 +220,11 @@ def soak(minutes: float, seed: int = 1, say: Callable[[str], None] = print) -> S
         for entry in complaints(proxy.log):
             soaked.complaints[kind := (entry["message"], entry.get("reason"))] += 1
             if kind not in EXPLAINED:
-                say(json.dumps(entry))
+                print(json.dumps(entry))
     return soaked
 
 
-def _strike_and_watch(
-    stage: Rig, soaked: Soaked, churn: Churn, dice: random.Random, say: Callable[[str], None]
-) -> None:
+def _strike_and_watch(stage: Rig, soaked: Soaked, churn: Churn, dice: random.Random) -> None:
     """Faults and reloads by turns until the time is over, and a sample every second (every five in long runs)."""
     proxy, began_s = stage.proxy, time.monotonic()
     end_s = began_s + soaked.minutes * 60
@@ -263,7 +261,7 @@ def _strike_and_watch(
             FAULTS[what](stage, where)
             if len(soaked.samples) > 1:
                 last = soaked.samples[-1]
-                say(f"{last.at_s:7.0f} s {last.rss_mb:6.1f} MB {last.connections} connections; {where} {what}")
+                print(f"{last.at_s:7.0f} s {last.rss_mb:6.1f} MB {last.connections} connections; {where} {what}")
         time.sleep(0.1)
 
 

@@ -222,9 +222,9 @@ class Done:
 class Client:
     """One client, (user u, client-id c), of a cluster behind the mutation quota; the clock is set by hand."""
 
-    def __init__(self, rate: float | None, cluster: Cluster | None = None, *, burst_s: int = 10, **entry: Any) -> None:
+    def __init__(self, rate: float | None, cluster: Cluster | None = None, **entry: Any) -> None:
         entries = [] if rate is None else [Entry(user="u", controller_mutation_rate=rate, **entry)]
-        self.ledger = Ledger(QuotaTable(entries), mutation_num_samples=burst_s, max_throttle_ms=None)
+        self.ledger = Ledger(QuotaTable(entries), mutation_num_samples=10, max_throttle_ms=None)
         self.account: Account = self.ledger.account("u", "c")
         self.quota = MutationQuota(self.ledger)
         self.cluster = cluster or Cluster()

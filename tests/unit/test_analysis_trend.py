@@ -12,14 +12,14 @@ WEEK = np.array([1.1, 1.2, 1.25, 1.2, 1.15, 0.6, 0.5])
 
 
 def weeks(
-    days: int, *, start: float = 100 * MB, growth: float = MB, noise: float = 0.0, alike: float = 0.0, seed: int = 1
+    days: int, *, growth: float = MB, noise: float = 0.0, alike: float = 0.0, seed: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """Days and values: a line times the week, and noise of which each day keeps a part of the day's before."""
     day = np.arange(20_000, 20_000 + days)
     fresh, kept = np.random.default_rng(seed).normal(0, noise, days), np.zeros(days)
     for number in range(days):
         kept[number] = fresh[number] + (alike * kept[number - 1] if number else 0)
-    return day, (start + growth * np.arange(days)) * WEEK[day % 7] + kept
+    return day, (100 * MB + growth * np.arange(days)) * WEEK[day % 7] + kept
 
 
 def test_separates_growth_from_weekends() -> None:

@@ -27,8 +27,8 @@ class Site(fleet_site.Site):
     def forged(self, record: Record, seal: Seal = STRANGER) -> Written:
         return 0, encode(seal, 0, record._replace(written_ms=int(self.now)))
 
-    def forge(self, record: Record, seal: Seal = STRANGER) -> None:
-        self.log.append(self.forged(record, seal))
+    def forge(self, record: Record) -> None:
+        self.log.append(self.forged(record, SEAL))
 
 
 def _goodbye(fleet: core.Fleet) -> Record:
@@ -127,7 +127,7 @@ def test_only_own_groups_are_kept() -> None:
         site = Site()
         uses = tuple(ALL._replace(group=4 * number) for number in range(groups))
         for member in range(5):
-            site.forge(Record(member, 0, 600_000, False, "", uses), SEAL)
+            site.forge(Record(member, 0, 600_000, False, "", uses))
         watch(lambda: site.run(1))
         assert [len(fleet.view._groups) for fleet in site.fleets] == [1, 1]
         site.fleets[0].part(GROUP)
@@ -172,7 +172,7 @@ def test_memory_is_bounded_while_no_own_record_comes_back(monkeypatch: pytest.Mo
 def test_ignores_implausible_intervals() -> None:
     site = Site()
     site.run(10)
-    site.forge(Record(7, 0, 600_000, False, "", (ALL,)), SEAL)
+    site.forge(Record(7, 0, 600_000, False, "", (ALL,)))
     site.run(5)
     assert max(site.shares()) < 0.4
     site.run(90)  # 10 * 8 * 1 s

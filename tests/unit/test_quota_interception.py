@@ -41,7 +41,7 @@ def described(version: int, error: int = 0, throttle_ms: int = 0, message: str =
     return body(DESCRIBE, "response", version, **fields, entries=None if error else [])
 
 
-def altering(version: int, *entries: tuple[Entity, dict[str, float | None]], validate_only: bool = False) -> bytes:
+def altering(version: int, *entries: tuple[Entity, dict[str, float | None]]) -> bytes:
     parts = [
         {
             "entity": [{"entity_type": kind, "entity_name": name} for kind, name in entity],
@@ -49,7 +49,7 @@ def altering(version: int, *entries: tuple[Entity, dict[str, float | None]], val
         }
         for entity, ops in entries
     ]
-    return body(ALTER, "request", version, entries=parts, validate_only=validate_only)
+    return body(ALTER, "request", version, entries=parts, validate_only=False)
 
 
 def read(api_key: int, version: int, frame: bytes) -> Any:
