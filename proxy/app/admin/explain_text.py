@@ -216,14 +216,7 @@ def _verdict(answer: dict[str, Any]) -> list[str]:
             if now["shadow"] is not None and now["shadow"]["throttled"]:
                 lines.append(f"shadow, not applied: {kind} {_would_have(now['shadow'])} ({where})")
         elif now["muted_ms"] or now["wait_ms"] or now["waiting"] or now.get("delayed"):
-            until = f"(next request waits {_span(now['wait_ms'])})"
-            if now["muted_ms"]:
-                until = f"until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} left)"
-            if delayed := now.get("delayed"):  # many short delays: the end of one says nothing
-                or_before = " or before" if delayed["earlier"] else ""
-                began = f"since {_clock(delayed['since'], at)}{or_before}"
-                until = f"{began}, {_percent(delayed['last_minute'])} of the last minute"
-            lines.append(f"THROTTLED by {kind} {until}: {_used(kind, one)}")
+            lines.append(f"THROTTLED by {kind} {_until(now, at)}: {_used(kind, one)}")
             if now["paced"] and (now["share"] or 0.0) < NEAR:
                 lines.append(f"  {PACED}")
             if now["waiting"]:
@@ -238,6 +231,16 @@ def _verdict(answer: dict[str, Any]) -> list[str]:
         times = f"{broker['count']} times, {_span(broker['sum_ms'])} in all"
         lines.append(f"the broker's own quotas delayed this client {times}")
     return lines or ["not throttled: the next request does not wait"]
+
+
+def _until(now: dict[str, Any], at: str) -> str:
+    """How long a group's delays last, or for how long they have lasted."""
+    if delayed := now.get("delayed"):  # many short delays: the end of one says nothing
+        or_before = " or before" if delayed["earlier"] else ""
+        return f"since {_clock(delayed['since'], at)}{or_before}, {_percent(delayed['last_minute'])} of the last minute"
+    if now["muted_ms"]:
+        return f"until {_clock(now['muted_until'], at)} ({_span(now['muted_ms'])} left)"
+    return f"(next request waits {_span(now['wait_ms'])})"
 
 
 def _used(kind: Kind, one: dict[str, Any]) -> str:
