@@ -563,8 +563,7 @@ class RequestHandler:
         if self._state.translate is not None:
             raise SessionError(
                 CloseReason.UNSUPPORTED_VERSION,
-                f"Fetch version {pending.api_version} is newer than this sidecar, and its response may carry broker "
-                "addresses",
+                f"kquota does not know Fetch version {pending.api_version}, nor where its response has addresses",
                 kind="unsupported_version",
             )
         if not gate.admits_unshaped(self._state, pending, now_ms):
