@@ -122,7 +122,7 @@ class FleetSection(Section):
         1, "How often an instance publishes its usage; less often with many instances per partition."
     )
     instances: Annotated[int, whole(1, 1_000_000, "instances")] = setting(
-        1, "Minimum number of instances. One that never had contact gets the limit divided by it."
+        1, "Minimum number of instances. An instance that never reached the topic divides each limit by this number."
     )
 
 
