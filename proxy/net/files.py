@@ -14,6 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+_KINDS: Final = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 """Without O_NONBLOCK, opening a FIFO waits for a writer: one may have been put there after the first check."""
 _STEP_BYTES: Final = 1 << 20
@@ -42,7 +48,8 @@ def _check(found: os.stat_result, path: str | Path, most_bytes: int) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}; a regular file was expected", str(path))
     if found.st_size > most_bytes:
         raise OSError(errno.EFBIG, f"it has {found.st_size} bytes; at most {most_bytes} are read", str(path))
 

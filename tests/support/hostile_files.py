@@ -37,9 +37,9 @@ def _below_a_file(path: Path) -> None:
 
 
 KINDS = {
-    "FIFO": Kind(os.mkfifo, "it is not a regular file"),
-    "socket": Kind(_socket, "it is not a regular file"),
-    "endless device": Kind(lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),
+    "FIFO": Kind(os.mkfifo, "it is a FIFO; a regular file was expected"),
+    "socket": Kind(_socket, "it is a socket; a regular file was expected"),
+    "endless device": Kind(lambda path: path.symlink_to("/dev/zero"), "it is a character device; a regular file was"),
     "directory": Kind(Path.mkdir, "Is a directory"),
     "36 MB": Kind(_large, f"it has {LARGE_BYTES} bytes; at most "),
     "links in a circle": Kind(lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
