@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from kio.serial import entity_reader
 
-from proxy.core.wire.bodies import encoded
+from proxy.core.wire.bodies import class_of, encoded
 from proxy.core.wire.lengths import check_lengths
 from proxy.core.wire.requests import FetchFields
 
@@ -55,11 +55,6 @@ class _Missed:
     @property
     def count(self) -> int:
         return len(self.partitions) + len(self.forgotten)
-
-
-def _module(version: int) -> Any:
-    """kio's module of a FetchRequest; loaded when the first session of that version is throttled."""
-    return import_module(f"kio.schema.fetch.v{min(version, NEWEST_BODY_VERSION)}.request")
 
 
 def _topic_key(topic: Any) -> Any:
@@ -124,7 +119,7 @@ class FetchShaper:
             del self.missed[fields.session_id]
             return None
         _merge(missed, request)
-        module = _module(version)
+        module = import_module(type(request).__module__)
         request = replace(
             request,
             session_epoch=fields.session_epoch - missed.epochs,
@@ -147,7 +142,7 @@ class FetchShaper:
     @staticmethod
     def _parse(body: memoryview | bytearray, version: int) -> Any | None:
         """A FetchRequest, or None if its content is not in its schema (then it is forwarded unchanged)."""
-        cls, raw = _module(version).FetchRequest, bytes(body)
+        cls, raw = class_of("fetch", min(version, NEWEST_BODY_VERSION), "request"), bytes(body)
         try:
             check_lengths(cls, raw)
             request, used = entity_reader(cls)(raw, 0)
