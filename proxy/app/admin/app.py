@@ -33,7 +33,7 @@ from proxy.app.admin.explain import (
 from proxy.app.admin.explain_text import explanation_panel, explanation_text
 from proxy.app.admin.guard import Guard, Hosts
 from proxy.app.admin.history import History
-from proxy.app.common.slices import in_slices
+from proxy.app.common.checkpoints import with_checkpoints
 from proxy.app.common.text import ascii_json
 from proxy.app.common.top_k import Largest
 from proxy.app.metrics import CONTENT_TYPE, Exposition
@@ -220,7 +220,7 @@ class AdminApp:
         return _listed("connections", rows[::-1], {"total": largest.seen, "states": states})
 
     def _steps(self, what: str, items: Iterable[T]) -> AsyncIterator[T]:
-        return in_slices(items, what, self.metrics.long_turns)
+        return with_checkpoints(items, what, self.metrics.long_turns)
 
     async def _libraries(self, most: int, at: Moment) -> list[bytes]:
         found = list(self.metrics.libraries)  # at most MAX_LIBRARIES

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from proxy.app.common.slices import in_slices
+from proxy.app.common.checkpoints import with_checkpoints
 from proxy.app.common.top_k import Largest
 from proxy.core.telemetry.observer import Counters
 from quota.counter import QuotaCounter
@@ -66,7 +66,7 @@ class History:
     async def run(self) -> None:
         """Sample until cancelled."""
         while True:
-            async for _ in in_slices(self.look(trio.current_time() * 1000.0)):
+            async for _ in with_checkpoints(self.look(trio.current_time() * 1000.0)):
                 pass
             await trio.sleep(INTERVAL_S)
 

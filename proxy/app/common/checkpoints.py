@@ -10,16 +10,16 @@ import trio
 
 from proxy.core.telemetry.long_turns import LongTurns
 
-SLICE_S: Final = 0.001
+CHECKPOINT_EVERY_S: Final = 0.001
 T = TypeVar("T")
 
 
-async def in_slices(items: Iterable[T], what: str = "", turns: LongTurns | None = None) -> AsyncIterator[T]:
+async def with_checkpoints(items: Iterable[T], what: str = "", turns: LongTurns | None = None) -> AsyncIterator[T]:
     """The items; other tasks run whenever a millisecond is over. `turns` counts a long turn as one of `what`."""
     began_s = 0.0  # long ago, so that even the first millisecond is known as `what`
     for item in items:
         yield item
-        if time.perf_counter() - began_s >= SLICE_S:
+        if time.perf_counter() - began_s >= CHECKPOINT_EVERY_S:
             await trio.lowlevel.checkpoint()
             began_s = time.perf_counter()
             if turns is not None:

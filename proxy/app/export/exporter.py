@@ -16,7 +16,7 @@ import trio
 
 from config.model import Config
 from config.sections import Export
-from proxy.app.common.slices import in_slices
+from proxy.app.common.checkpoints import with_checkpoints
 from proxy.app.export.files import FileSink
 from proxy.app.export.rows import Sampler
 from proxy.app.export.topic import TopicSink
@@ -150,9 +150,9 @@ class Exporter:
         self._sequence += len(lines)
 
     async def _work(self, steps: Iterator[None]) -> bool:
-        """Take all steps, in slices. False: one failed, which was logged."""
+        """Take all steps, with checkpoints. False: one failed, which was logged."""
         try:
-            async for _ in in_slices(steps):
+            async for _ in with_checkpoints(steps):
                 pass
         except Exception:  # the export must not end the traffic
             self.failures += 1

@@ -23,7 +23,7 @@ import trio.lowlevel
 
 from config.model import Config
 from config.sections import FleetSection as FleetSettings
-from proxy.app.common.slices import in_slices
+from proxy.app.common.checkpoints import with_checkpoints
 from proxy.app.sources.security import FleetKeys, Security
 from quota.fleet.core import Fleet
 from quota.fleet.record import MAX_BYTES, Seal
@@ -434,7 +434,7 @@ class Member:
         if exchange.partitions and not self._connected:
             self._connected = True
             fleet.connected(exchange.partitions)
-        async for partition, data in in_slices(exchange.take()):
+        async for partition, data in with_checkpoints(exchange.take()):
             fleet.read(partition, data, self._now_ms())
         steps = self.shares.steps(self._now_ms())
         try:

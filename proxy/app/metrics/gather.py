@@ -9,7 +9,7 @@ import trio
 from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
-from proxy.app.common.slices import in_slices
+from proxy.app.common.checkpoints import with_checkpoints
 from proxy.app.metrics.clients import ClientSeries, LibrarySeries
 from proxy.app.metrics.families import counter, written
 from proxy.app.metrics.own import traffic_families
@@ -47,14 +47,14 @@ class Exposition:
         async with self._lock:
             if self._text is None or now_ms - self._text_ms >= SHORTEST_INTERVAL_MS:
                 steps = chain(self._clients.look(now_ms), self._libraries.look(now_ms), self._parts(now_ms))
-                parts = [part async for part in in_slices(steps, "metrics", self.long_turns) if part is not None]
+                parts = [part async for part in with_checkpoints(steps, "metrics", self.long_turns) if part is not None]
                 self._text, self._text_ms = b"".join([*parts, generate_latest(self._process)]), now_ms
             return self._text
 
     async def expire(self, now_ms: float) -> int:
         """Evict what is idle from the ledger, in steps; other tasks run in between."""
         forgotten = 0
-        async for count in in_slices(self._ledger.sweep(now_ms), "sweep", self.long_turns):
+        async for count in with_checkpoints(self._ledger.sweep(now_ms), "sweep", self.long_turns):
             forgotten += count
         return forgotten
 
