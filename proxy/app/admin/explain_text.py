@@ -31,6 +31,8 @@ _BYTES: Final = (Kind.PRODUCE, Kind.FETCH)
 def explanation_text(answer: dict[str, Any]) -> str:
     """One client: its state, then one row per level and one column per kind, then each kind in words."""
     panel = explanation_panel(answer)
+    heads, *rows = panel["levels"]
+    levels = [[level, *(" <- ".join(cell) for cell in cells)] for level, *cells in rows]
     quotas = [
         f"{name:9} {line}"
         for kind, *lines in panel["quotas"]
@@ -39,7 +41,7 @@ def explanation_text(answer: dict[str, Any]) -> str:
     parts = [
         "\n  ".join([panel["title"], *panel["identity"]]),
         "\n".join(panel["verdict"]),
-        f"levels from most to least specific:\n{columns(panel['levels'])}",
+        f"levels from most to least specific:\n{columns([heads, *levels])}",
         "\n".join(quotas),
         "\n".join(panel["connections"]),
         _decisions_table(panel["decisions"]),
@@ -49,7 +51,8 @@ def explanation_text(answer: dict[str, Any]) -> str:
 
 def explanation_panel(answer: dict[str, Any]) -> dict[str, Any]:
     """The sentences of an explanation and the place of each, for the text above and for the page; all safe to show.
-    The first row of `levels` and `decisions` is their head; a row of `quotas` is a kind and its sentences."""
+    The first row of `levels` and `decisions` is their head. A further row of `levels` has for each kind the limit, and
+    a mark on the one in force; a row of `quotas` is a kind and its sentences."""
     at, kinds = answer["at"], answer["kinds"]
     decisions = sorted(
         (decision for one in kinds for decision in one.get("decisions", ())), key=lambda one: one["at"], reverse=True
@@ -75,10 +78,9 @@ def _all_visible(value: Any) -> Any:
     return visible(value) if isinstance(value, str) else [_all_visible(one) for one in value]
 
 
-def _level_cell(one: dict[str, Any], level: dict[str, Any]) -> str:
-    shadow = " (shadow)" if one["mode"] == "shadow" else ""
-    mark = f" <- in force{shadow}" if level["wins"] else ""
-    return readable_limit(Kind(one["kind"]), level["limit"]) + mark
+def _level_cell(one: dict[str, Any], level: dict[str, Any]) -> list[str]:
+    limit, shadow = readable_limit(Kind(one["kind"]), level["limit"]), " (shadow)" if one["mode"] == "shadow" else ""
+    return [limit, f"in force{shadow}"] if level["wins"] else [limit]
 
 
 def throttled_text(answer: dict[str, Any], admin_url: str) -> str:

@@ -301,8 +301,8 @@ function explanation(panel) {
     const row = element("tr"), th = element("th", level);
     th.scope = "row";
     row.append(th);
-    return cells(row, limits.map((one) => {
-      const [value, mark] = one.split(" <- "), made = element("td", value, mark ? "wins" : "");
+    return cells(row, limits.map(([value, mark]) => {
+      const made = element("td", value, mark ? "wins" : "");
       if (mark) made.append(" ", element("mark", mark));
       return made;
     }));
