@@ -156,5 +156,5 @@ def _port(process: subprocess.Popen[str], arguments: str) -> int:
                 output.append(line.strip())
     finally:
         too_late.cancel()
-    reason = visible(" ".join(output)) or f"it printed no local port, within {START_TIMEOUT_S:.0f} s at most"
+    reason = visible(" ".join(output)) or f"it exited, or printed no local port within {START_TIMEOUT_S:.0f} s"
     raise OSError(f"kubectl {arguments}: {reason}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -185,9 +185,12 @@ def summary_json(file: str, config: Config, table: QuotaTable) -> dict[str, Any]
 
 def entry_json(entry: Entry) -> dict[str, Any]:
     """A quota entry as written in the file, without the names that the entry does not have."""
-    limits = {RATE_FIELD[kind]: as_written(limit) for kind in Kind if (limit := entry.limit(kind)) is not None}
-    trial = {RATE_FIELD[kind]: as_written(limit) for kind in Kind if (limit := entry.candidate_limit(kind)) is not None}
-    return entity_json(entry) | limits | {"mode": entry.mode} | ({"candidate": trial} if trial else {})
+
+    def limits(of: Callable[[Kind], float | None]) -> dict[str, Any]:
+        return {RATE_FIELD[kind]: as_written(limit) for kind in Kind if (limit := of(kind)) is not None}
+
+    trial = limits(entry.candidate_limit)
+    return entity_json(entry) | limits(entry.limit) | {"mode": entry.mode} | ({"candidate": trial} if trial else {})
 
 
 def _limit_cell(entry: Entry, kind: Kind) -> str:
