@@ -126,9 +126,15 @@ def ledger(
 def kafka_ledger(*entries: Entry, num_samples: int = 11, window_ms: int = 1000) -> Ledger:
     """A ledger that throttles as a broker does: no pacing, no cap on a throttle."""
     table = QuotaTable(entries)
-    windows = {"num_samples": num_samples, "window_ms": window_ms}
-    mutation_windows = {f"mutation_{name}": value for name, value in windows.items()}
-    return Ledger(table, max_throttle_ms=None, smooth=False, **windows, **mutation_windows)
+    return Ledger(
+        table,
+        num_samples=num_samples,
+        window_ms=window_ms,
+        mutation_num_samples=num_samples,
+        mutation_window_ms=window_ms,
+        max_throttle_ms=None,
+        smooth=False,
+    )
 
 
 def acted(
