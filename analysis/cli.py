@@ -96,7 +96,7 @@ def _check_output(name: str, source: str, output: str) -> None:
     for one in WRITTEN.get(name, (name,)):
         target = f"{output}/{one}"
         if _within(target, source) or _within(source, target):
-            raise WrongUseError(f"--output {output}: {target} and --input {source} overlap, expected places apart")
+            raise WrongUseError(f"--output {output}: {target} and --input {source} overlap, expected separate places")
     if "://" in _place(output):
         return
     whole = Path(_place(output))
@@ -238,9 +238,7 @@ def _options_of(options: argparse.Namespace) -> dict[str, Any]:
     if options.prices is not None:
         found["prices"] = prices = load(PriceModel, "--prices", options.prices)
         if prices.payer == "team" and options.owners is None:
-            raise WrongUseError(
-                f"--prices {options.prices}: payer: got 'team', which needs --owners FILE: whose clients they are"
-            )
+            raise WrongUseError(f"--prices {options.prices}: payer: got 'team', which needs --owners FILE")
     if options.candidate is not None:
         found["candidates"] = _candidates(options.candidate, options.sweep)
     return found

@@ -246,7 +246,7 @@ def read(
         raise ReportError(f"--input {pattern}: this store has no records yet")
     if first is None:
         there = f": it has those of {min(below)} to {max(below)}" if below else ""
-        raise WrongUseError(f"--input {pattern}: no files there" + (f" of these days{there}" if days.bounded else ""))
+        raise WrongUseError(f"--input {pattern}: no files" + (f" of these days{there}" if days.bounded else " there"))
     parsed: DataFrame | None = None
     if stored:
         rows = _checked(without_files(store.read().where(days.partitions()), unreadable), wanted, now_ms)

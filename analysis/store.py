@@ -268,7 +268,7 @@ class Store:
             system, path = file_system(self.spark, target)
             system.mkdirs(path)
             if not renamed(self.spark, file, f"{target}/{_prefix(generation)}{name}"):
-                raise ReportError(f"{target}: a file cannot be moved there from {made}")
+                raise ReportError(f"cannot move a file from {made} to {target}")
         return len(files)
 
     def commit(self, state: Day) -> None:

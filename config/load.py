@@ -160,7 +160,7 @@ def _contradictions(config: Config, source: Source, *, on_paper: bool) -> Iterat
     scopes = [] if fleet is not None else list(map(_scope_of, config.quotas))  # there may be many thousands
     if "fleet" in scopes:
         yield source.problem(
-            ("quotas", scopes.index("fleet"), "scope"), "expected a section fleet at the top level", "fleet"
+            ("quotas", scopes.index("fleet"), "scope"), "expected a fleet section at the top level", "fleet"
         )
     if fleet is not None and fleet.key_file is None and not on_paper:  # anybody could write its records
         yield source.problem(("fleet",), "expected key_file: the file with the fleet's secret", at_key=True)
@@ -207,7 +207,7 @@ def _clashes(config: Config, source: Source) -> Iterator[Problem]:
         yield source.problem(("listen", "port"), outside, listen.port)
     if admin is not None and any(_overlap(mine, other) for mine in bound for other in _bound(admin.host)):
         if admin.port == listen.port != 0:
-            yield source.problem(("admin", "port"), "expected another port than listen.port", admin.port)
+            yield source.problem(("admin", "port"), "expected a port other than listen.port", admin.port)
         if admin.port in of_brokers:
             yield source.problem(("admin", "port"), outside, admin.port)
     for index, address in enumerate(config.upstream.bootstrap):
@@ -277,7 +277,7 @@ def warnings_of(config: Config) -> Iterator[Problem]:
         yield source.problem(("upstream", "tls", "verify_hostname"), text, False)
     for index, network in enumerate(config.listen.proxy_protocol_from):
         if network.endswith("/0"):
-            text = "every client can claim any address: list the networks of the balancers alone"
+            text = "every client can claim any address: list only the balancers' networks"
             yield source.problem(("listen", "proxy_protocol_from", index), text, network)
     yield from _warnings_of_administration(config, source, user)
     yield from _warnings_of_mode(config, source)

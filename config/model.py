@@ -427,7 +427,7 @@ class Config(Section):
         30, "On SIGTERM, time for requests in flight. Throttled connections close at once."
     )
     connections_max_idle_ms: Annotated[int, duration_ms(1000, 24 * HOUR_MS, bare_unit="ms")] = setting(
-        600_000, "Connections without traffic for this long are closed, as connections.max.idle.ms."
+        600_000, "Connections without traffic for this long are closed, like connections.max.idle.ms."
     )
     connections_max_age_ms: Annotated[int, duration_ms(0, 24 * HOUR_MS, bare_unit="ms")] = setting(
         0,

@@ -56,7 +56,7 @@ def _name(value: Any) -> str | Default:
         return DEFAULT
     if isinstance(value, str) and value:
         return value
-    raise wrong("a name that is not empty (in quotes if it looks like a number), <default>, or {name: …}")
+    raise wrong("a non-empty name (in quotes if it looks like a number), <default>, or {name: …}")
 
 
 def _limit(value: Any) -> float | None:

@@ -40,7 +40,7 @@ def _expanded(path: str | Path, data: bytes) -> bytes:
             errno.EFBIG, f"it expands to more than {MAX_FILE_BYTES} bytes; larger files are not read", str(path)
         )
     if not reader.eof:
-        raise OSError(errno.EINVAL, "it is a gzip file without its end", str(path))
+        raise OSError(errno.EINVAL, "it is a truncated gzip file", str(path))
     return found
 
 

@@ -216,7 +216,7 @@ class SaslIdentity(Section):
     """How the user is found in a login by SASL that the broker has accepted (docs/identity.md)."""
 
     oauthbearer_claim: Annotated[str, text("the name of a claim")] = setting(
-        "sub", "Claim of OAUTHBEARER tokens that is the user, as the brokers' sasl.oauthbearer.sub.claim.name."
+        "sub", "Claim of OAUTHBEARER tokens that is the user, like the brokers' sasl.oauthbearer.sub.claim.name."
     )
     unknown_user: Annotated[str, text("a user name")] | None = setting(
         None,

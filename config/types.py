@@ -225,7 +225,7 @@ def _port_map(value: Any) -> dict[int, int]:
         node_id = int(name)
         local = _integer(port)
         if local is None or not 1 <= local <= 65_535:
-            raise wrong(f"{expected}; of broker {name}, {value_text(port)} is not a port")
+            raise wrong(f"{expected}; broker {name}: {value_text(port)} is not a port")
         if node_id in result or local in ports:
             raise wrong(f"{expected}, each id and each port once; {value_text(name)}: {port} repeats an id or a port")
         result[node_id] = local
@@ -269,9 +269,7 @@ HOST_PORT = Value(_host_port, {"type": "string", "pattern": "^.+:[0-9]{1,5}$"})
 
 
 def _host(value: Any, *, wildcard: bool) -> str:
-    expected = "a host name or address without scheme and port" + (
-        "" if wildcard else ", and not that of all addresses"
-    )
+    expected = "a host name or address without scheme and port" + ("" if wildcard else ", not 0.0.0.0 or ::")
     if not isinstance(value, str) or len(value) > 253:
         raise wrong(expected)
     if ":" in value or re.fullmatch(r"[0-9.]+", value):  # in digits alone only a whole address, not 0 for 0.0.0.0

@@ -270,6 +270,6 @@ def _check_component(component: Component, before: Mapping[str, Component]) -> N
     if match_type not in (_EXACT, _DEFAULT, _ANY):
         raise AdminError(INVALID_REQUEST, f"expected match type 0 (exact), 1 (default) or 2 (any), got {match_type}")
     if match_type == _EXACT and match is None:
-        raise AdminError(INVALID_REQUEST, f"expected a name of the {kind} to look for")
+        raise AdminError(INVALID_REQUEST, f"expected the name of the {kind} to look for")
     if match_type != _EXACT and match is not None:
         raise AdminError(INVALID_REQUEST, f"expected no name with match type {match_type}, got one for {kind}")

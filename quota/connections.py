@@ -114,7 +114,7 @@ class ConnectionEntry:
         if self.entity_type is EntityType.IP and self.name is not DEFAULT:
             object.__setattr__(self, "name", canonical_source(str(self.name)))
         if self.name == "":
-            raise ValueError("expected a user that is not empty for a connection limit")
+            raise ValueError("expected a non-empty user for a connection limit")
         rate, cap = self.connection_creation_rate, self.max_connections
         if rate is not None and not 0 <= rate < inf:
             raise ValueError(f"connection_creation_rate is {rate}, a rate is a finite number of at least 0")

@@ -436,7 +436,7 @@ def _check_ports(wishes: dict[str, str], template: Template) -> None:
     for setting, ports in template.ports.items():
         if setting != _ADMIN and _includes(ports, port):
             raise AnnotationError(
-                f"pod annotation {ADMIN_PORT}: expected another port than {setting} ({ports}), got '{port}'"
+                f"pod annotation {ADMIN_PORT}: expected a port other than {setting} ({ports}), got '{port}'"
             )
     if port != usual and template.distribution.network_policy is not None:
         raise AnnotationError(

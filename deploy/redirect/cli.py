@@ -160,5 +160,5 @@ def _of_file(path: Path) -> tuple[int, int | None]:
     if config.mode != "transparent":
         text.fail(f"{path}: mode is {config.mode}: connections that are redirected need mode: transparent", WRONG_USE)
     if config.listen.port == 0:
-        text.fail(f"{path}: listen.port is 0, any free one: expected the port to redirect connections to", WRONG_USE)
+        text.fail(f"{path}: listen.port is 0 (any free port): expected the port to redirect to", WRONG_USE)
     return config.listen.port, config.transparent.mark

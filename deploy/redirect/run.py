@@ -65,7 +65,7 @@ def check(rules: Rules, tool: Tool) -> None:
             "image), --exclude-gid or --exclude-mark"
         )
     if not rules.ipv6 and rules.networks and not _of_family(rules.networks, 4):
-        raise RulesError("nothing to redirect: --network has IPv6 networks alone, which --no-ipv6 leaves out")
+        raise RulesError("nothing to redirect: --network has only IPv6 networks, which --no-ipv6 leaves out")
     if rules.when_down == "open" and tool == "iptables":
         raise RulesError("--when-down open needs nftables (--with nft)")
 
@@ -176,7 +176,7 @@ def choose(wanted: Tool | None) -> Tool:
     if wanted is not None:
         raise RedirectError(f"{wanted} is not installed here: apt-get install {PACKAGES[wanted]}")
     raise RedirectError(
-        "neither nft nor iptables is installed here: apt-get install nftables (the image of the target redirect has it)"
+        "neither nft nor iptables is installed here: apt-get install nftables (the redirect image has it)"
     )
 
 

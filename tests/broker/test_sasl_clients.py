@@ -93,7 +93,7 @@ def produce(client: str, mechanism: str, way: Way, direct: list[str], topic: str
 
 
 @pytest.mark.parametrize(
-    ("listener", "arguments", "said"), [(PLAIN, [], "wants a login"), (TLS, ["--tls"], "answers with TLS")]
+    ("listener", "arguments", "said"), [(PLAIN, [], "requires a login"), (TLS, ["--tls"], "answers with TLS")]
 )
 def test_helm_test_needs_no_secret(
     listener: str, arguments: list[str], said: str, ways: Ways, capsys: pytest.CaptureFixture[str]

@@ -62,7 +62,7 @@ def test_reports_wrong_password_and_takes_the_right_one(kafka_secure: KafkaClust
         ("SASL_PLAINTEXT", {"sasl": "alice"}, 1, "refuses the login"),
         ("SASL_PLAINTEXT", {}, 0, "requires a SASL login"),  # clients log in themselves
         ("SASL_SSL", {"sasl": "kquota", "tls": True}, 0, "1 broker"),
-        ("SASL_SSL", {"sasl": "kquota"}, 1, "the broker speaks TLS here, and upstream.tls is not set"),
+        ("SASL_SSL", {"sasl": "kquota"}, 1, "the broker speaks TLS here, but upstream.tls is not set"),
         (None, {}, 1, "Connection refused"),  # the kernel's reason
     ],
 )

@@ -222,12 +222,12 @@ def test_a_broker_that_is_not_believed_or_does_not_believe_us(
     expired = authority.issue("expired", common_name="kquota", expired=True)
     pair = expired.pair
     cases = [
-        ("SSL", ClientTls(authorities=stranger.certificate), "is upstream.tls.ca_file its authority?"),
+        ("SSL", ClientTls(authorities=stranger.certificate), "is its authority in upstream.tls.ca_file?"),
         ("SSL", ClientTls(authorities=authority.certificate, server_name="elsewhere.example"), "server_name can name"),
         ("MAPPED", ClientTls(authorities=authority.certificate), "the broker refused the TLS handshake"),
         ("MAPPED", ClientTls(authorities=authority.certificate, pair=pair), "the broker refused the TLS handshake"),
         ("PLAINTEXT", ClientTls(authorities=authority.certificate), "the broker"),
-        ("SSL", None, "the broker speaks TLS here, and upstream.tls is not set"),
+        ("SSL", None, "the broker speaks TLS here, but upstream.tls is not set"),
     ]
     for listener, tls, reason in cases:
         (address,) = bootstrap(kafka_secure, listener)

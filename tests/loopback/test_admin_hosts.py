@@ -123,7 +123,7 @@ async def test_a_refused_host_is_in_the_log_once_and_harmless() -> None:
         structlog.reset_defaults()
     lines = out.getvalue().splitlines()
     assert len(lines) == 20
-    assert "request refused, its host name is not allowed host=0.evil.example setting=admin.allowed_hosts" in lines[0]
+    assert "admin request refused: host name not allowed host=0.evil.example setting=admin.allowed_hosts" in lines[0]
     assert body.decode().rstrip("\n").isprintable()
 
 

@@ -98,7 +98,7 @@ async def test_a_cluster_that_was_made_again_is_taken() -> None:
             broker.cluster_id = "new"
         with structlog.testing.capture_logs() as logs:
             assert await ask(proxy, 1) == produce_response(1)
-        changed = [entry for entry in logs if entry["event"] == "the cluster has another id"]
+        changed = [entry for entry in logs if entry["event"] == "the cluster's id changed"]
         assert [(entry["cluster_id"], entry["before"]) for entry in changed] == [("new", "scripted")]
         assert brokers[0].asked[-1] == ("new", 1)
 

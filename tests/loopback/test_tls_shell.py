@@ -118,8 +118,8 @@ async def test_refusal_is_told_to_both_ends_and_harms_no_other(
         with pytest.warns(DeprecationWarning, match="TLSv1_1"):
             setattr(old, bound, ssl.TLSVersion.TLSv1_1)
     cases = [  # what the client gets, what is counted, what is logged
-        (client_context(issuer), "certificate required", "certificate", "the client sent no certificate, and one is"),
-        (client_context(issuer, eve), "unknown ca", "certificate", "is listen.tls.client_ca_file its authority?"),
+        (client_context(issuer), "certificate required", "certificate", "the client sent no certificate, but one is"),
+        (client_context(issuer, eve), "unknown ca", "certificate", "is its authority in listen.tls.client_ca_file?"),
         (client_context(issuer, expired), "expired", "certificate", "certificate has expired"),
         (client_context(issuer, bob), "", "principal", "no rule of ssl.principal.mapping.rules matches"),
         (
@@ -277,9 +277,9 @@ async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path
     later = issuer.issue("later", "localhost", begins=datetime.now(UTC) + timedelta(days=1))
     refused = [
         (second.chain.read_bytes(), host, r"listen\.tls\.key_file .*tls\.key: is not the key of the certificate"),
-        (gone.chain.read_bytes(), gone, r"listen\.tls\.certificate_file .*tls\.crt: has expired at 20"),
+        (gone.chain.read_bytes(), gone, r"listen\.tls\.certificate_file .*tls\.crt: expired at 20"),
         (later.chain.read_bytes(), later, r"listen\.tls\.certificate_file .*tls\.crt: is not valid before 20"),
-        (whole + later.chain.read_bytes(), host, r"tls\.crt: has a certificate, number 2, that is not valid before 20"),
+        (whole + later.chain.read_bytes(), host, r"tls\.crt: certificate 2 in it is not valid before 20"),
         ((whole * 2)[:-30], host, r"tls\.crt: a certificate is truncated: expected -----END"),
         (b"nothing", host, "expected certificates in PEM form"),
     ]
@@ -304,7 +304,7 @@ async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path
         ServerTls(KeyPair(host.chain, tmp_path / "tls.key"))
     at_start = ServerTls(gone.pair)
     assert (at_start.expires_at_s or 0) < time.time(), "at the start, better than none"
-    assert str(at_start.not_valid).startswith("has expired at 20")
+    assert str(at_start.not_valid).startswith("expired at 20")
 
 
 def test_key_of_another_kind_and_weak_key(issuer: Authority, host: Issued, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_report_from_the_command_line(tmp_path: Path) -> None:
         ("compact --input x --output y --format delta", "invalid choice: 'delta'"),
         ("compact --input x --output y --keep-days -5", "days of at least 1 and at most 36500, got"),
         ("compact --input x --output y --settle nan", "hours of at least 0, such as 2, got nan"),
-        ("compact --input x --output x", "x/records and --input x overlap, expected places apart"),
+        ("compact --input x --output x", "x/records and --input x overlap, expected separate places"),
         ("compact --input y/records --output y", "y/records and --input y/records overlap"),
         ("usage --input d*s --output docs/reports/", "docs/reports/usage and --input d*s overlap"),
         ("usage --input x --output Makefile/y", "--output Makefile/y: {}/Makefile is a file, expected"),

@@ -199,7 +199,7 @@ def test_reports_read_only_the_requested_days(spark: SparkSession, raw: Path, tm
         else:
             assert not any("date=2025-10-20" in plan for plan in seen)
     assert results["store"] == results["raw"]
-    with pytest.raises(WrongUseError, match="no files there of these days"):
+    with pytest.raises(WrongUseError, match="no files of these days"):
         report(spark, "usage", raw, tmp_path / "no", {}, days=Days(date(2026, 1, 1)))
 
 

@@ -155,7 +155,7 @@ def test_distinguishes_no_files_from_no_records(spark: SparkSession, tmp_path: P
     after = Days(date(2027, 1, 1), date.max)
     with pytest.raises(ReportError, match="no records of these days; it has those of 2025-10-20 to 2025-10-21"):
         read(spark, str(tmp_path / "in/*.jsonl"), (), str(tmp_path / "s"), days=after)
-    with pytest.raises(WrongUseError, match="no files there of these days: it has those of 2025-10-20 to 2025-10-20"):
+    with pytest.raises(WrongUseError, match="no files of these days: it has those of 2025-10-20 to 2025-10-20"):
         read(spark, str(tmp_path / "in"), (), str(tmp_path / "s"), days=after)
 
 

@@ -82,7 +82,7 @@ def test_page_of_a_namespace_needs_kubectl(tmp_path: Path, namespace: str, said:
     assert (done.exit_code, done.stdout) == (1, "")
     assert said in done.stderr
     alone = in_process("ui", "--admin", "b:1", "--selector", "app=a", PATH="")
-    assert (alone.exit_code, "expected --selector with --namespace only" in alone.stderr) == (2, True)
+    assert (alone.exit_code, "--selector needs --namespace" in alone.stderr) == (2, True)
     assert in_process("ui", PATH="").exit_code == in_process("ui", "-n", "a", "--admin", "b:1", PATH="").exit_code == 2
 
 

@@ -189,7 +189,7 @@ def test_configuration_sets_port_and_mark(machine: Namespace, tmp_path: Path) ->
         ("--port 0 --exclude-uid 1", "expected a port or first-last"),
         ("--port 9096-9092 --exclude-uid 1", "expected a port or first-last"),
         ("--network 10.0.0.1/8 --exclude-uid 1", "has host bits set"),
-        ("--network fd77::/64 --no-ipv6 --exclude-uid 1", "--network has IPv6 networks alone, which --no-ipv6 leaves"),
+        ("--network fd77::/64 --no-ipv6 --exclude-uid 1", "--network has only IPv6 networks, which --no-ipv6 leaves"),
         ("--port 1 --exclude-uid 1 --when-down open --with iptables", "--when-down open needs nftables"),
     ],
 )

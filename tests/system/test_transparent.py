@@ -159,7 +159,7 @@ async def test_only_allowed_destinations_are_served(machine: Namespace) -> None:
             assert proxy.counters.connections.closed["destination_refused"] == 2
             assert len(broker.received) == 1
     (said,) = [line for line in logs if line["event"] == "redirected connection refused"]
-    assert "[fd77::11]:9092 is not among transparent.networks and transparent.ports" in said["error"]
+    assert "[fd77::11]:9092 is not allowed by transparent.networks and transparent.ports" in said["error"]
 
 
 async def test_refuses_tls_without_key_and_passthrough(machine: Namespace) -> None:

@@ -422,7 +422,7 @@ WRONG_ANNOTATIONS: dict[str, tuple[dict[str, str], str]] = {
     "image": ({"image": "kquota latest"}, "expected an image"),
     "port": ({"admin_port": "metrics"}, "annotation kquota.io/admin-port: expected a port from 1 to 65535"),
     "no port": ({"admin_port": "65536"}, "such as 9405, got '65536'"),
-    "clients' port": ({"admin_port": "9092"}, "expected another port than config.listen.port (9092), got '9092'"),
+    "clients' port": ({"admin_port": "9092"}, "expected a port other than config.listen.port (9092), got '9092'"),
     "a broker's port": ({"admin_port": "19100"}, "than config.listen.broker_ports (19092-19191), got '19100'"),
     "variable": ({"bootstrap_variable": "A,=B"}, "names of environment variables, separated by commas, got '=B'"),
     "config": ({"config_map": "mine"}, "webhook.podsMaySet of the chart has no config"),

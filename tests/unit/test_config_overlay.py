@@ -63,7 +63,7 @@ def test_writes_as_many_values_as_can_be_read(overlay: Overlay) -> None:
     [
         ("quotas: [{user: a}]", "o.yaml:1:10: quotas[0]: expected at least one limit"),
         ("quotas: [{producer_byte_rate: 1}]", "o.yaml:1:10: quotas[0]: expected a user, a client-id"),
-        ("quotas: [{user: '', producer_byte_rate: 1}]", 'quotas[0].user: got "", expected a name that is not empty'),
+        ("quotas: [{user: '', producer_byte_rate: 1}]", 'quotas[0].user: got "", expected a non-empty name'),
         ("quotas: [{user: {nam: a}, producer_byte_rate: 1}]", "quotas[0].user: got a mapping with nam, expected a"),
         ("quotas: [{user: a, producer_byte_rate: yes}]", 'producer_byte_rate: got "yes", expected a finite number, or'),
         ("quotas: [{user: a, producer_byte_rate: 0}]", "expected producer_byte_rate to be a finite number above 0"),

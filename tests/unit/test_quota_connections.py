@@ -141,7 +141,7 @@ def test_longest_prefix_wins(places: set[tuple[str, int]], address: str, default
 @pytest.mark.parametrize(
     ("name", "rate", "cap", "said"),
     [
-        ("", 1, None, "not empty"),
+        ("", 1, None, "non-empty"),
         *(("u", rate, None, "connection_creation_rate is") for rate in (-1.0, float("inf"), float("nan"))),
         ("u", None, -1, "max_connections is -1"),
     ],

@@ -107,7 +107,7 @@ class Guard:
             if not self._hosts.allow(host):
                 if host not in self._logged and len(self._logged) < MAX_NAMES_LOGGED:
                     self._logged.add(host)
-                    log.warning("request refused, its host name is not allowed", host=host, setting=SETTING)
+                    log.warning("admin request refused: host name not allowed", host=host, setting=SETTING)
                 # The page that asks may be the attacker's, and can read this: it must contain nothing new to it.
                 return PlainTextResponse(
                     f"This admin port does not accept requests for the host {safe(host)}: it accepts IP addresses, "

@@ -252,7 +252,7 @@ def _settings(config: Config, source: Source) -> Iterator[Problem]:
         place = ("listen", "broker_ports")
         yield source.problem(place, f"{text}: each broker of the cluster needs one", f"{ports.start}-{ports[-1]}")
     if config.pacing == "smooth" and not 0 < config.max_mute <= DELIVERY_TIMEOUT_MS:
-        mute = readable_span(config.max_mute) if config.max_mute else "0, without a cap,"
+        mute = readable_span(config.max_mute) if config.max_mute else "0 (no cap)"
         drop = f"Java producers drop records after {readable_span(DELIVERY_TIMEOUT_MS)} (delivery.timeout.ms)"
         yield source.problem(("max_mute",), f"{mute} exceeds clients' timeouts: {drop}")
 

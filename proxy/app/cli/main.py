@@ -309,9 +309,9 @@ def ui(
     from proxy.app.cli.ui import Place, places_of, serve
 
     if (namespace is None) == (admin is None):
-        raise typer.BadParameter("expected --namespace NAME, or --admin URL once or more")
+        raise typer.BadParameter("expected --namespace NAME, or one or more --admin URL")
     if selector and namespace is None:
-        raise typer.BadParameter("expected --selector with --namespace only")
+        raise typer.BadParameter("--selector needs --namespace")
     with errors_reported():
         if namespace is None:
             urls = [with_scheme(url).rstrip("/") for url in admin or ()]

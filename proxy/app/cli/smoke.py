@@ -35,7 +35,7 @@ def check_brokers(bootstrap: HostPort, ports: range) -> str:
         for broker in brokers:
             _brokers(broker)
     except LoginWantedError:
-        return f"a broker answers behind {bootstrap}, and wants a login: the addresses of brokers are not checked"
+        return f"a broker answers behind {bootstrap} but requires a login: broker addresses were not checked"
     except ClusterError as error:
         raise OSError(str(error)) from error
     return f"{len(brokers)} brokers, each behind a port of the sidecar"

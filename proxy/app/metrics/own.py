@@ -118,7 +118,7 @@ def security_families(security: Security, counters: Counters) -> Iterator[Metric
     text = "TLS handshakes that failed."
     yield labelled(CounterMetricFamily, "tls_handshake_failures", text, "peer reason", failed)
     expiry = {side.setting: side.expires_at_s for side in security.sides if side.expires_at_s is not None}
-    text = "Expiry of the sidecar's own certificate (Unix time)."
+    text = "Earliest expiry in the sidecar's chain (Unix time)."
     yield labelled(GaugeMetricFamily, "tls_certificate_expiry_timestamp_seconds", text, "setting", expiry)
     for family, name, value, text in (
         (CounterMetricFamily, "reloads", "reloads", "Changed files loaded."),
@@ -175,7 +175,7 @@ _PLAIN: Final = {
     "accept_failures": (counter, "Connections the system could not accept."),
     "upstream_connects": (counter, "Connections to brokers."),
     "upstream_connect_failures": (counter, "Failed connections to brokers."),
-    "throttled_responses": (counter, "Responses that carry a throttle time of the sidecar's."),
+    "throttled_responses": (counter, "Responses that carry the sidecar's throttle time."),
     "produces_refused": (counter, "Produce requests answered REQUEST_TIMED_OUT, shortly before their timeout."),
     "fetches_answered": (counter, "Fetches over quota answered with an empty response."),
     "fetches_shaped": (counter, "Fetches forwarded with a lower max_bytes."),

@@ -125,7 +125,7 @@ class ClusterSource(QuotaSource):
         self.state.poll_failures += 1
         self.state.successful = False
         if error != self._error:
-            effect = "not ready, there are none yet" if self._quotas is None else "the last known ones stay in force"
+            effect = "no quotas yet, so not ready" if self._quotas is None else "the last known ones stay in force"
             log.warning("the cluster's quotas cannot be read", error=error, effect=effect)
         self._error = error
 

@@ -96,7 +96,7 @@ class FileSource(QuotaSource):
     def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
         """Queue it; see :meth:`QuotaAuthority.apply`."""
         if self._path is None:
-            done("a change of quotas.overlay needs a restart of the sidecar")
+            done("quotas.overlay applies only after a restart of the sidecar")
             return
         try:
             self._jobs.send_nowait(_Job(user, changes, done))

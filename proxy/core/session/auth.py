@@ -206,7 +206,7 @@ class Auth:
                 self._login.answers += 1
             return FORWARD
         if oldest.api_version != RAW:
-            raise broker_malformed("the broker sent two SASL messages for one", "broker_unasked_response")
+            raise broker_malformed("the broker answered one SASL message with two", "broker_unasked_response")
         self._exchange.popleft()
         self._judge(wire.SaslResponse(0, bytes(reader.buf[reader.start + 4 : reader.stop]), 0), now_ms)
         return FORWARD

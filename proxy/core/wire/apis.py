@@ -93,7 +93,7 @@ def is_known(api_key: int, api_version: int) -> bool:
 def check_known(api_key: int, version: int) -> None:
     """Raise WireError ("unsupported_version") unless the table has this API in this version."""
     if not is_known(api_key, version):
-        text = f"{api_name(api_key)} version {version} is not known; the table has {version_range(api_key)}"
+        text = f"kquota does not know {api_name(api_key)} version {version}"
         raise WireError("unsupported_version", text)
 
 

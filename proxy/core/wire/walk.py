@@ -134,7 +134,7 @@ class Walker:
                 pos = pos + 1 if buf[pos] >= 0x80 else (yield from self.walk(argument, pos + 1))
             elif code == p.REQUIRED:
                 if self.count(argument, pos)[0] < 0:
-                    raise self._malformed("an array is null that must not be")
+                    raise self._malformed("a required array is null")
             else:
                 pos = self._address(code, argument, pos)
             if pos > limit:

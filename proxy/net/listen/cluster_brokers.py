@@ -250,7 +250,7 @@ class ClusterBrokers:
             return
         if others:
             # Nothing answers for the known cluster: it has been made again, under the same addresses.
-            log.warning("the cluster has another id", cluster_id=others[0].cluster_id, before=known)
+            log.warning("the cluster's id changed", cluster_id=others[0].cluster_id, before=known)
             self._answered(others[0])
             return
         raise ClusterError("; ".join(dict.fromkeys(errors)))

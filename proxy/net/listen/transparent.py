@@ -173,7 +173,7 @@ class Interception:
                 CloseReason.LOOP, f"the destination {destination} is this sidecar's own listener: a loop"
             )
         if not self._allows(destination):
-            text = f"{destination} is not among transparent.networks and transparent.ports"
+            text = f"{destination} is not allowed by transparent.networks and transparent.ports"
             raise SessionError(CloseReason.DESTINATION_REFUSED, text)
         return destination
 

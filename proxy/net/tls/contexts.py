@@ -96,7 +96,7 @@ class TlsSide:
         try:
             context.trust(self._read(name, path))
         except (ssl.SSLError, ValueError) as error:
-            self._refuse(name, path, f"expected certificates of authorities: {error}")
+            self._refuse(name, path, f"expected CA certificates: {error}")
 
     def _own(self, context: Context, pair: KeyPair, *, first: bool) -> float:
         """Load the pair into `context`. Returns when its chain expires."""
@@ -120,7 +120,7 @@ class TlsSide:
             self._refuse("key_file", pair.key, "is encrypted; expected a private key without a password")
         except ssl.SSLError as error:
             if str(error.reason).endswith(("_TOO_SMALL", "_TOO_WEAK")):
-                text = f"is too weak ({error.reason}); expected RSA of 2048 bits or EC of 224, signed with SHA-2"
+                text = f"is too weak ({error.reason}); expected at least RSA 2048 or EC 224, signed with SHA-2"
                 self._refuse("certificate_file", pair.certificate, text)
             if str(error.reason).endswith(("_MISMATCH", "NO_CERTIFICATE_ASSIGNED")):
                 text = f"is not the key of the certificate in {pair.certificate} (the first, if it has several)"
@@ -203,8 +203,8 @@ def _why_not_valid(number: int, valid: tuple[float, float]) -> str | None:
     begin_s, end_s = valid
     if begin_s <= time.time() < end_s:
         return None
-    which = "" if number == 1 else f"has a certificate, number {number}, that "
-    what, at_s = ("has expired at", end_s) if end_s <= time.time() else ("is not valid before", begin_s)
+    which = "" if number == 1 else f"certificate {number} in it "
+    what, at_s = ("expired at", end_s) if end_s <= time.time() else ("is not valid before", begin_s)
     return f"{which}{what} {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(at_s))}"
 
 
@@ -214,7 +214,7 @@ def explain(error: BaseException, *, of_broker: bool) -> tuple[str, str]:
     if isinstance(error, ssl.SSLCertVerificationError):
         hint = ""
         if error.verify_code in _UNKNOWN_AUTHORITY:
-            hint = f"; is {'upstream.tls.ca_file' if of_broker else 'listen.tls.client_ca_file'} its authority?"
+            hint = f"; is its authority in {'upstream.tls.ca_file' if of_broker else 'listen.tls.client_ca_file'}?"
         elif error.verify_code in _OTHER_NAME:
             hint = "; upstream.tls.server_name can name the right one"
         return "certificate", f"the {peer}'s certificate is refused: {error.verify_message}{hint}"
@@ -225,7 +225,7 @@ def explain(error: BaseException, *, of_broker: bool) -> tuple[str, str]:
         if (which := tls_alert(error)) is not None:
             return "refused", f"the {peer} refused the TLS handshake: {which} (see {ours})"
         if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-            return "certificate", f"the {peer} sent no certificate, and one is required"
+            return "certificate", f"the {peer} sent no certificate, but one is required"
         if reason in ("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE"):
             return "version", f"the {peer} does not offer TLS 1.2 or later"
         if reason in _NOT_TLS:

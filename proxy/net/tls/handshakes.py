@@ -134,7 +134,7 @@ class Handshakes:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._thread = _Thread()
-        self._log_limiter = LogLimiter(log.info, "more TLS handshakes failed")
+        self._log_limiter = LogLimiter(log.info, "more TLS handshakes not completed")
 
     async def with_client(self, tls: ServerTls, client: socket.socket, peer: str) -> tuple[TlsSocket, str | None]:
         """Do a client's handshake: the TLS socket, which replaces `client`, and its user. Raises SessionError: it

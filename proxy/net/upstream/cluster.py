@@ -81,7 +81,7 @@ class OtherNodeError(ClusterError):
 
     def __init__(self, address: str, node: Node, found: int | None) -> None:
         """`found`: its node id, if it is of the same cluster and known."""
-        text = "another one" if found is None else f"broker {found}"
+        text = "another broker" if found is None else f"broker {found}"
         super().__init__(f"{address} is not broker {node.node_id} of cluster {node.cluster_id}, but {text}")
         self.found = found
 
@@ -306,13 +306,13 @@ async def _read_frame(stream: trio.abc.ReceiveStream) -> bytes:
         part = await stream.receive_some(65536)
         if not part:
             raise _ClosedError(
-                "the connection was closed without an answer; is this a Kafka listener, and does it use TLS if and "
-                "only if upstream.tls is set?"
+                "the connection was closed without an answer; is this a Kafka listener, and does its TLS "
+                "match upstream.tls?"
             )
         data += part
         if len(data) >= 4 and wanted == 4:
             if data[:2] == TLS_ALERT:
-                raise ValueError("the broker speaks TLS here, and upstream.tls is not set")
+                raise ValueError("the broker speaks TLS here, but upstream.tls is not set")
             wanted = 4 + int.from_bytes(data[:4], "big")
             if not 8 <= wanted <= MAX_RESPONSE_BYTES:
                 raise ValueError(f"the answer is not Kafka's protocol (frame of {wanted - 4} bytes)")

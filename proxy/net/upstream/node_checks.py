@@ -122,7 +122,7 @@ class NodeChecks:
         if self._logged.get(node.node_id) != seen:
             self._logged[node.node_id] = seen
             log.warning(
-                "a broker's address leads to another broker: refused, and the cluster is asked again",
+                "a broker's address leads to another broker: not used, asking the cluster again",
                 broker=node.node_id,
                 found="unknown, or of another cluster" if error.found is None else error.found,
                 address=f"{host}:{port}",
