@@ -88,7 +88,7 @@ def _parts(text: str, pattern: re.Pattern[str]) -> Iterator[str | int]:
             yield escaped or plain
         elif name:
             if name not in pattern.groupindex:
-                raise RuleError(f"a group named {name} in {pattern.pattern!r}, which the replacement uses")
+                raise RuleError(f"a group named {name}, used by the replacement, in {pattern.pattern!r}")
             yield pattern.groupindex[name]
         elif not digits:
             raise RuleError(f"a number or a name in braces after each $ of the replacement {text!r}")
