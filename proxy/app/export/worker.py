@@ -152,7 +152,7 @@ class Worker:
             self._in_work = None
             self.last_success_s = time.time()
         if self._last_error is not None:
-            log.info("usage records are written again", sink=self.name)
+            log.info("writing usage records resumed", sink=self.name)
             self._last_error = None
         return True
 

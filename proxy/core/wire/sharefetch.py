@@ -83,7 +83,7 @@ class ShareFetchScrubber(StreamWalk):
             yield
         (size,) = INT32.unpack_from(self._data)
         if size <= _CORRELATION_ID_BYTES:
-            raise WireError("frame_too_small", f"the size of a ShareFetch response is {size} bytes")
+            raise WireError("frame_too_small", f"ShareFetch response of {size} bytes, expected 5 or more")
         self._at = FRAME_PREFIX_BYTES
         self._left = self._at + size - len(self._data)
         yield from self._walk(program)
