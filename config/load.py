@@ -264,7 +264,7 @@ def warnings_of(config: Config) -> Iterator[Problem]:
         reachable = {user, DEFAULT_WORD, DEFAULT, None}
         unreachable = [index for index, entry in enumerate(config.quotas) if entry.user not in reachable]
         if unreachable:  # one warning for all
-            more = f" (and {len(unreachable) - 1} more such quotas)" if len(unreachable) > 1 else ""
+            more = f"; {len(unreachable) - 1} more quotas match none either" if len(unreachable) > 1 else ""
             first = config.quotas[unreachable[0]].user
             yield source.problem(("quotas", unreachable[0], "user"), _NO_SUCH_USER.format(user) + more, first)
     for index, broker in enumerate(config.upstream.bootstrap if tls is None else ()):
