@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,17 +36,6 @@ def _network(written: str) -> str:
         return str(ipaddress.ip_network(written))
     except ValueError as error:
         raise typer.BadParameter(f"expected a network or an address, such as 10.0.0.0/8: {error}") from None
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Says on stderr why rules are wrong, or cannot be put in force, and exits."""
-    try:
-        yield
-    except run.RulesError as error:
-        text.fail(str(error), WRONG_USE)
-    except run.RedirectError as error:
-        text.fail(str(error))
 
 
 @app.command(short_help="Install rules.")
@@ -117,8 +104,10 @@ def install(
         ipv6=ipv6,
         when_down=when_down,
     )
-    with _failures():
+    with text.errors_reported():
         chosen = tool if dry_run and tool != "auto" else run.choose(None if tool == "auto" else tool)
+        if (problem := run.problem_of(rules, chosen)) is not None:
+            text.fail(problem, WRONG_USE)
         if dry_run:
             for command, script in run.scripts(rules, chosen):
                 typer.echo(f"# {' '.join(command)}\n{script}", nl=False)
@@ -130,7 +119,7 @@ def install(
 @app.command(short_help="Remove rules.")
 def remove(dry_run: DryRun = False) -> None:
     """Remove the rules of `install` (nft and iptables). Redirected connections stay redirected until they end."""
-    with _failures():
+    with text.errors_reported():
         if dry_run:
             shown = run.show()
             typer.echo("\n".join(["# would be removed:", *shown]) if shown else "no rules of kquota")
@@ -142,7 +131,7 @@ def remove(dry_run: DryRun = False) -> None:
 @app.command(short_help="Show installed rules.")
 def show(form: OutputForm = Form.TABLE, as_json: AsJson = False) -> None:
     """Print kquota's rules from the kernel. Exits with 1 if there are none."""
-    with _failures():
+    with text.errors_reported():
         shown = run.show()
     if (form := Form.JSON if as_json else form).is_data:
         text.print_data({"rules": "\n".join(shown).splitlines()}, form)

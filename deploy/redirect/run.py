@@ -51,23 +51,20 @@ class Rules:
     """Without a running sidecar, new connections are refused (closed) or go to their destination directly (open)."""
 
 
-class RulesError(ValueError):
-    """Invalid rules; the message says what was expected."""
-
-
-def check(rules: Rules, tool: Tool) -> None:
-    """Raises RulesError."""
+def problem_of(rules: Rules, tool: Tool) -> str | None:
+    """Why rules are invalid, and what was expected; None: they are valid."""
     if not rules.ports and not rules.networks:
-        raise RulesError("nothing to redirect: expected --port or --network, or both")
+        return "nothing to redirect: expected --port or --network, or both"
     if not (rules.exclude_uids or rules.exclude_gids or rules.exclude_marks):
-        raise RulesError(
+        return (
             "the sidecar's own connections to brokers would be redirected to it: expected --exclude-uid (65532 in the "
             "image), --exclude-gid or --exclude-mark"
         )
     if not rules.ipv6 and rules.networks and not _of_family(rules.networks, 4):
-        raise RulesError("nothing to redirect: --network has only IPv6 networks, which --no-ipv6 leaves out")
+        return "nothing to redirect: --network has only IPv6 networks, which --no-ipv6 leaves out"
     if rules.when_down == "open" and tool == "iptables":
-        raise RulesError("--when-down open needs nftables (--with nft)")
+        return "--when-down open needs nftables (--with nft)"
+    return None
 
 
 def _spans(ports: Sequence[range], dash: str) -> list[str]:
@@ -164,7 +161,7 @@ def _multiports(ports: Sequence[range]) -> list[str]:
     return [f"-p tcp -m multiport --dports {','.join(match)}" for match in matches]
 
 
-class RedirectError(Exception):
+class RedirectError(OSError):
     """The rules could not be put in force; the message says why and what to do."""
 
 
@@ -185,8 +182,8 @@ def _has(tool: Tool) -> bool:
 
 
 def scripts(rules: Rules, tool: Tool) -> Iterator[tuple[list[str], str]]:
-    """What `install` runs: a command and its input. Raises RulesError."""
-    check(rules, tool)
+    """What `install` runs for valid rules: a command and its input. Raises RedirectError."""
+    assert problem_of(rules, tool) is None
     if tool == "nft":
         yield ["nft", "-f", "-"], nft_install(rules)
         return
@@ -196,8 +193,7 @@ def scripts(rules: Rules, tool: Tool) -> Iterator[tuple[list[str], str]]:
 
 
 def install(rules: Rules, tool: Tool) -> None:
-    """Put the rules in force, replacing earlier ones of either tool. Raises RedirectError, RulesError."""
-    check(rules, tool)
+    """Put valid rules in force, replacing earlier ones of either tool. Raises RedirectError."""
     _insist_on_capability()
     if tool == "iptables" and rules.ipv6 and IPV6.exists() and shutil.which(_restore(6)[0]) is None:
         raise RedirectError("ip6tables is not installed here: apt-get install iptables, or use --no-ipv6")
