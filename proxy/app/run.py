@@ -34,7 +34,8 @@ from proxy.app.common.held_signals import HANDLED, release
 from proxy.app.common.version import kquota_version
 from proxy.app.export.exporter import new_exporter, place_of
 from proxy.app.fleet.member import Member, new_member
-from proxy.app.metrics import Exposition, own
+from proxy.app.metrics import own
+from proxy.app.metrics.gather import Exposition
 from proxy.app.sources.known_ports import keep_ports, ports_before
 from proxy.app.sources.quota_cluster import ClusterSource
 from proxy.app.sources.quota_file import FileSource

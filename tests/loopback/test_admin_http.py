@@ -18,7 +18,7 @@ from proxy.app.admin.app import AdminApp
 from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
 from proxy.app.admin.server import AdminServer
-from proxy.app.metrics import Exposition
+from proxy.app.metrics.gather import Exposition
 from proxy.app.run import now_ms
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from proxy.net.listen.listeners import bind

@@ -12,7 +12,8 @@ from config.sections import FleetSection
 from proxy.app.export.exporter import Exporter
 from proxy.app.export.worker import Worker
 from proxy.app.fleet.member import Exchange, Member
-from proxy.app.metrics import Exposition, own
+from proxy.app.metrics import own
+from proxy.app.metrics.gather import Exposition
 from proxy.app.sources.follow import Followed, Follower
 from proxy.app.sources.quota_source import SourceState
 from proxy.app.sources.security import Security

@@ -20,9 +20,9 @@ REQUEST_BYTES = 1 << 20
 def main() -> None:
     """Serve until the parent is gone; in the processes forked, run what was asked for."""
     from proxy.app.cli.main import main as command_line
-    from proxy.app.common.blocked_imports import UNUSED, blocked_imports
+    from proxy.app.common.blocked_imports import blocked_imports
 
-    with blocked_imports(*UNUSED):
+    with blocked_imports():
         import proxy.app.run  # noqa: F401
         from proxy.net.listen import cluster_brokers
     cluster_brokers.REFRESH_S = cluster_brokers.LAST_RETRY_S = 1.0  # type: ignore[misc] # brokers' changes are seen soon

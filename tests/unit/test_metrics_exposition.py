@@ -10,7 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.app.common.top_k import IDLE_MS, OTHER, Labels, TopKSeries
-from proxy.app.metrics import Exposition, own
+from proxy.app.metrics import own
+from proxy.app.metrics.gather import Exposition
 from proxy.app.sources.watch import ReloadState
 from proxy.core.errors import CloseReason
 from proxy.core.telemetry.observer import Counters

@@ -36,7 +36,7 @@ from proxy.app.admin.history import History
 from proxy.app.common.checkpoints import with_checkpoints
 from proxy.app.common.text import ascii_json
 from proxy.app.common.top_k import Largest
-from proxy.app.metrics import CONTENT_TYPE, Exposition
+from proxy.app.metrics.gather import CONTENT_TYPE, Exposition
 from proxy.app.sources.quota_source import QuotaSource
 from proxy.core.telemetry.observer import ConnectionInfo
 from proxy.net.listen.server import Proxy

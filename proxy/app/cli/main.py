@@ -15,7 +15,7 @@ import typer
 from config.problems import ConfigError
 from deploy.redirect import cli as redirect_cli
 from proxy.app.cli import imports
-from proxy.app.common.blocked_imports import UNUSED, blocked_imports
+from proxy.app.common.blocked_imports import blocked_imports
 from proxy.app.common.held_signals import held_signals
 from proxy.app.common.text import (
     FAILED,
@@ -126,7 +126,7 @@ def run(
 ) -> None:
     """Run the sidecar until SIGTERM or Ctrl-C, then let requests in flight finish."""
     with held_signals():
-        with blocked_imports(*UNUSED):
+        with blocked_imports():
             from proxy.app.run import main as run_main  # trio and starlette: not needed by the other commands
 
         with errors_reported():

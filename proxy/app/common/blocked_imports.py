@@ -7,23 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
-UNUSED: Final = (
+UNUSED: Final = {
     "hypothesis",  # kio: strategies for its users' tests
     "rich",  # structlog: tracebacks with local variables, which may hold client data; ours are Python's own
     "better_exceptions",  # the same
     "snappy",  # prometheus_client: pushing to a remote write endpoint
-)
+}
 
 
 @contextmanager
-def blocked_imports(*names: str) -> Iterator[None]:
+def blocked_imports() -> Iterator[None]:
     """Inside, these modules cannot be imported, unless they are already; afterwards they can be again."""
     modules = cast("dict[str, Any]", sys.modules)
-    hidden = [name for name in names if name not in modules]
-    modules.update(dict.fromkeys(hidden))  # None: ModuleNotFoundError, as Python documents it
+    hidden = dict.fromkeys(UNUSED - modules.keys())
+    modules.update(hidden)  # None: ModuleNotFoundError, as Python documents it
     try:
         yield
     finally:
         for name in hidden:
-            if modules.get(name, name) is None:
-                del modules[name]
+            del modules[name]
