@@ -29,7 +29,7 @@ from proxy.app.admin.guard import Hosts
 from proxy.app.admin.history import History
 from proxy.app.admin.server import AdminServer
 from proxy.app.common import logs
-from proxy.app.common.gc_tuning import give_back, is_computing, settle, share_fairly, uncollected
+from proxy.app.common.gc_tuning import give_back, in_steps, is_computing, settle, share_fairly
 from proxy.app.common.held_signals import HANDLED, release
 from proxy.app.common.version import kquota_version
 from proxy.app.export.exporter import new_exporter, place_of
@@ -300,7 +300,7 @@ class _SettleWhenUp:
 def main(path: Path, admin_port: int | None = None) -> int:
     """`kquota run`: 0 after a drain, 1 if it cannot run; `admin_port` replaces the file's. Raises ConfigError."""
     share_fairly()
-    with uncollected():
+    with in_steps():
         loaded = read(path)
     logs.configure(loaded[0].log.level, loaded[0].log.format)
     if raised := raise_limit():

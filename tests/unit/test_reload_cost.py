@@ -17,7 +17,7 @@ from config.model import Config
 from config.parts import fingerprint
 from config.problems import ConfigError
 from config.source import PLAIN, Loader, is_merge, parse, unquoted
-from proxy.app.common.gc_tuning import beside_traffic, share_fairly, uncollected
+from proxy.app.common.gc_tuning import beside_traffic, in_steps, is_computing, share_fairly
 from proxy.app.run import Sidecar
 from proxy.app.sources import watch
 from quota.table import QuotaTable
@@ -76,12 +76,14 @@ async def test_collector_is_restored_after_reloads() -> None:
         await beside_traffic(watch._load, "q.yaml", b"quotas: [{}]", "instance")
     assert (await beside_traffic(gc.get_threshold))[1] > usual[1]
     assert gc.get_threshold() == usual
-    with uncollected():
-        assert not gc.isenabled()
-        with uncollected():
-            pass
-        assert not gc.isenabled()
-    assert gc.isenabled()
+    assert not is_computing()
+    with in_steps():
+        with in_steps():
+            assert gc.get_threshold()[1] > usual[1]
+        assert gc.get_threshold()[1] > usual[1]
+        assert is_computing()
+    assert gc.get_threshold() == usual
+    assert not is_computing()
 
 
 async def test_a_reload_is_applied_in_the_loops_thread(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ SWITCH_INTERVAL_S: Final = 0.0001
 long while a file of quotas is read."""
 _YOUNG: Final = 1000
 _NEVER: Final = 1_000_000
+_LOCK: Final = threading.Lock()
+_AT_WORK: Final[list[tuple[int, int, int]]] = []
+"""The usual thresholds, once for each thread at work."""
 _Result = TypeVar("_Result")
 
 
@@ -41,50 +44,26 @@ def give_back() -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Disable the garbage collector, for work that makes many objects and no cycles."""
-    was_on = gc.isenabled()
-    gc.disable()
+def in_steps() -> Iterator[None]:
+    """For work that makes many objects: the garbage collector visits only new objects, at most 1000 at once."""
+    with _LOCK:
+        _AT_WORK.append(_AT_WORK[0] if _AT_WORK else gc.get_threshold())
+        gc.set_threshold(_YOUNG, _NEVER, _NEVER)
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
-
-
-class _Steps:
-    """While any thread makes many objects off the event loop, the collector runs on new objects alone, a few at a
-    time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.inside = 0
-        """Threads at work."""
-        self._usual = (0, 0, 0)
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self.inside:
-                self._usual = gc.get_threshold()
-                gc.set_threshold(_YOUNG, _NEVER, _NEVER)
-            self.inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self.inside -= 1
-            if not self.inside:
-                gc.set_threshold(*self._usual)
-
-
-_STEPS: Final = _Steps()
+        with _LOCK:
+            usual = _AT_WORK.pop()
+            if not _AT_WORK:
+                gc.set_threshold(*usual)
 
 
 async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Result:
-    """The result of `work` in a thread, while the garbage collector visits no more than 1000 new objects at a time. A
-    cancelled caller does not wait, and `work` goes on: it must not change anything. See `is_computing`."""
+    """The result of `work` in a thread, `in_steps`. A cancelled caller does not wait, and `work` goes on: it must not
+    change anything. See `is_computing`."""
 
     def work_in_steps() -> _Result:
-        with _STEPS:
+        with in_steps():
             return work(*arguments)
 
     return await trio.to_thread.run_sync(work_in_steps, abandon_on_cancel=True)
@@ -93,4 +72,4 @@ async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Resu
 def is_computing() -> bool:
     """Whether a thread of `beside_traffic` is working. If the process has to end, it must exit at once then: Python's
     orderly exit unwinds such a thread, which not all compiled code survives (seen: SIGABRT)."""
-    return _STEPS.inside > 0
+    return bool(_AT_WORK)
