@@ -54,7 +54,7 @@ async def everything() -> bytes:
     export = Exporter(ledger, [Worker("files", sink, 1)], 10.0, {})
 
     def families() -> Iterator[Metric]:
-        yield from own.source_families(SourceState("file"), {"denied": 1})
+        yield from own.source_families(SourceState(), {"denied": 1})
         yield from own.export_families(export)
         yield from own.broker_families(proxy)
         yield from own.security_families(security, counters)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from config.model import Config
-from proxy.core.interceptors.quota_admin import AlterRule
-from quota.admin import Changes, Entity
+from proxy.core.interceptors.quota_admin import AlterRule, QuotaAuthority
+from quota.admin import Entity
 from quota.table import QuotaTable
 
 MAX_LOGGED: Final = 20
@@ -20,7 +20,6 @@ MAX_LOGGED: Final = 20
 class SourceState:
     """What metrics and /readyz say about the source, file or cluster."""
 
-    source: str
     overlay_entities: int = 0
     overlay_successful: bool = True
     polls: int = 0
@@ -32,19 +31,19 @@ class SourceState:
     """When quotas were read last: wall clock."""
 
 
-class QuotaSource(ABC):
-    """The limits in force; the `QuotaAuthority` of the data path."""
+class QuotaSource(QuotaAuthority, ABC):
+    """The limits in force, for the data path."""
 
     def __init__(self, config: Config, table: QuotaTable) -> None:
         self._settings = config.quota_settings
         self.table = table
-        self.state = SourceState(config.quota_settings.source)
+        self.state = SourceState()
         self.swap: Callable[[QuotaTable], object] = lambda table: None
         """Called with each table to put in force; the ledger's, once there is one."""
 
     async def reload(self, config: Config, table: QuotaTable) -> None:
         """Put the limits of a changed configuration in force; another source takes a restart."""
-        if config.quota_settings.source != self.state.source:
+        if config.quota_settings.source != self._settings.source:
             return
         self._settings = config.quota_settings
         await self._reload(table)
@@ -73,11 +72,6 @@ class QuotaSource(ABC):
         """What AlterClientQuotas does, by the configuration file as it is now."""
         return self._settings.alter
 
-    @property
-    @abstractmethod
-    def managed(self) -> str:
-        """Where quotas are managed; completes the sentence "quotas are managed …"."""
-
     def origin(self, entity: Entity, key: str) -> str:
         """Where one limit in force was set, worded as `managed`."""
         return self.managed
@@ -85,11 +79,3 @@ class QuotaSource(ABC):
     def may_alter(self, user: str) -> bool:
         """Whether the configuration file, as it is now, lets this user alter quotas."""
         return user in self._settings.alter_principals
-
-    @abstractmethod
-    def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
-        """As `QuotaAuthority.apply`."""
-
-    @abstractmethod
-    def altered_at_the_broker(self) -> None:
-        """As `QuotaAuthority.altered_at_the_broker`."""

@@ -8,6 +8,7 @@ Alter is refused, passed to the broker, or applied here, as configured (docs/adr
 from __future__ import annotations
 
 import struct
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -69,27 +70,29 @@ Question: TypeAlias = tuple[int, bool, tuple[Component, ...]]
 class QuotaAuthority(Protocol):
     """Knows the limits in force and can change them; one for all connections."""
 
+    table: QuotaTable
+    """The limits in force: the same object until they change."""
+
     @property
     def rule(self) -> AlterRule:
         """What AlterClientQuotas does."""
 
     @property
+    @abstractmethod
     def managed(self) -> str:
         """Where quotas are managed; completes the sentence "quotas are managed …"."""
-
-    @property
-    def table(self) -> QuotaTable:
-        """The limits in force: the same object until they change."""
 
     def may_alter(self, user: str) -> bool:
         """Whether this user may alter quotas (rule "apply")."""
 
+    @abstractmethod
     def apply(self, user: str, changes: Changes, done: Callable[[str | None], None]) -> None:
         """Store changes that are valid and put them in force; then `done(None)`, or `done(reason)` if nothing changed.
 
         `done` is called once, in the event loop, later.
         """
 
+    @abstractmethod
     def altered_at_the_broker(self) -> None:
         """The broker has answered a forwarded AlterClientQuotas request."""
 
