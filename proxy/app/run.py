@@ -30,7 +30,7 @@ from proxy.app.admin.history import History
 from proxy.app.admin.server import AdminServer
 from proxy.app.common import logs
 from proxy.app.common.gc_tuning import give_back, in_steps, is_computing, settle, share_fairly
-from proxy.app.common.held_signals import HANDLED, release
+from proxy.app.common.start import HANDLED, release
 from proxy.app.common.version import kquota_version
 from proxy.app.export.exporter import new_exporter, place_of
 from proxy.app.fleet.member import Member, new_member

@@ -20,7 +20,7 @@ REQUEST_BYTES = 1 << 20
 def main() -> None:
     """Serve until the parent is gone; in the processes forked, run what was asked for."""
     from proxy.app.cli.main import main as command_line
-    from proxy.app.common.blocked_imports import blocked_imports
+    from proxy.app.common.start import blocked_imports
 
     with blocked_imports():
         import proxy.app.run  # noqa: F401

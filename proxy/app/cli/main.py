@@ -15,8 +15,7 @@ import typer
 from config.problems import ConfigError
 from deploy.redirect import cli as redirect_cli
 from proxy.app.cli import imports
-from proxy.app.common.blocked_imports import blocked_imports
-from proxy.app.common.held_signals import held_signals
+from proxy.app.common.start import blocked_imports, held_signals
 from proxy.app.common.text import (
     FAILED,
     WRONG_USE,
