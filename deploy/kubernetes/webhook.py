@@ -8,7 +8,6 @@ import signal
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -57,28 +56,6 @@ def read_template(path: Path) -> Template:
         raise TemplateError(f"{path}: {error}") from error
 
 
-class Certificate:
-    """A TLS context whose certificate can be replaced while it serves."""
-
-    def __init__(self, pair: Pair) -> None:
-        """Raises OSError (ssl.SSLError) when certificate and key do not belong together."""
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.set_alpn_protocols(["h2", "http/1.1"])
-        self._pair = pair
-        _load(self.context, pair)
-
-    def replace(self, pair: Pair) -> bool:
-        """Use another one; False: it is the same. Raises OSError, and keeps the old one, if the new one is invalid."""
-        if pair == self._pair:
-            return False
-        # A trial first: a certificate without its key must not replace the good pair.
-        _load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), pair)
-        _load(self.context, pair)
-        self._pair = pair
-        return True
-
-
 def of_files(cert: Path, key: Path, authority: Path | None = None) -> Pair:
     """Certificate, key and authority as their files are now; there may be no file of an authority. Raises OSError."""
     trusted = None
@@ -95,9 +72,9 @@ def _load(context: ssl.SSLContext, pair: Pair) -> None:
 
 
 class _Https(HypercornConfig):
-    def __init__(self, certificate: Certificate, host: str, port: int) -> None:
+    def __init__(self, context: ssl.SSLContext, host: str, port: int) -> None:
         super().__init__()
-        self._context = certificate.context
+        self._context = context
         self.bind = [f"fd://{bind(host, port).detach()}"]
         self.graceful_timeout = GRACE_S
         self.include_server_header = False
@@ -207,23 +184,41 @@ def _invalid(error: Exception) -> Response:
     return PlainTextResponse(f"{error}\n", status)
 
 
-@dataclass(slots=True)
-class _Certificates:
+class _Certificate:
     """The certificate that is served, as its Secret or its files are, once the API server trusts it."""
 
-    cluster: Cluster
-    configuration: str
-    look: Callable[[], Awaitable[Pair]]
-    _problem: str = ""
+    def __init__(self, cluster: Cluster, configuration: str, look: Callable[[], Awaitable[Pair]]) -> None:
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["h2", "http/1.1"])
+        self._cluster = cluster
+        self._configuration = configuration
+        self._look = look
+        self._served: Pair | None = None
+        self._problem = ""
 
-    async def follow(self, served: Certificate) -> None:
+    async def begin(self) -> None:
+        """Serve the first one, when the API server has answered. Raises OSError (ssl.SSLError) if it is invalid."""
+        while True:
+            try:
+                pair = await self._look()
+                break
+            except ApiServerError as error:
+                self._complain(NO_ANSWER, error)
+            await trio.sleep(RETRY_S)
+        self._serve(pair)
+        with trio.move_on_after(TRUST_LIMIT_S):  # pods are answered also where the API server does not answer
+            await self._trust(pair)
+
+    async def follow(self) -> None:
         """Replace the certificate that is served whenever it changes. Failed steps are retried, and logged once."""
         while True:
             await trio.sleep(CERTIFICATE_POLL_S)
             try:
-                pair = await self.look()
-                await self.trust(pair)
-                if served.replace(pair):
+                pair = await self._look()
+                await self._trust(pair)
+                if pair != self._served:
+                    self._serve(pair)
                     log.info("webhook certificate reloaded")
             except StuckError:
                 continue
@@ -232,28 +227,26 @@ class _Certificates:
             except (OSError, ValueError) as error:  # ssl.SSLError among them
                 self._complain("certificate refused, the last good one stays in use", error)
 
-    async def trust(self, pair: Pair) -> None:
+    def _serve(self, pair: Pair) -> None:
+        """Raises OSError (ssl.SSLError), and keeps the old one, when certificate and key do not belong together."""
+        # A trial first: a certificate without its key must not replace the good pair.
+        _load(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), pair)
+        _load(self.context, pair)
+        self._served = pair
+
+    async def _trust(self, pair: Pair) -> None:
         """Make the API server trust its authority, and wait until all of its instances know. Raises ValueError."""
         if pair.authority is None:
             return
         try:
-            changed = await set_authority(self.cluster, self.configuration, pair.authority)
+            changed = await set_authority(self._cluster, self._configuration, pair.authority)
         except ApiServerError as error:
             self._complain("cannot update the CA bundle of the webhook configuration, retrying", error)
             return
         self._problem = ""
         if changed:
-            log.info("CA bundle of the webhook configuration updated", configuration=self.configuration)
+            log.info("CA bundle of the webhook configuration updated", configuration=self._configuration)
             await trio.sleep(TRUSTED_AFTER_S)
-
-    async def first(self) -> Pair:
-        """The certificate to begin with, when the API server has answered."""
-        while True:
-            try:
-                return await self.look()
-            except ApiServerError as error:
-                self._complain(NO_ANSWER, error)
-            await trio.sleep(RETRY_S)
 
     def _complain(self, what: str, error: Exception) -> None:
         if str(error) != self._problem:
@@ -287,14 +280,11 @@ async def _serve(
             look = partial(keep, cluster, settings)
         else:
             raise OSError("--cert and --key are missing, and the template names no Secret for a certificate")
-        certificates = _Certificates(cluster, settings.configuration, look)
-        pair = await certificates.first()
-        certificate = Certificate(pair)
-        with trio.move_on_after(TRUST_LIMIT_S):  # pods are answered also where the API server does not answer
-            await certificates.trust(pair)
-        nursery.start_soon(certificates.follow, certificate)
+        certificate = _Certificate(cluster, settings.configuration, look)
+        await certificate.begin()
+        nursery.start_soon(certificate.follow)
         nursery.start_soon(distributor.run)
-        config = _Https(certificate, host, port)
+        config = _Https(certificate.context, host, port)
         log.info("webhook is up", addresses=await nursery.start(run), port=port)
 
 

@@ -44,5 +44,5 @@ async def test_no_answer_of_the_api_server_is_no_refused_certificate(autojump_cl
         raise ApiServerError("GET secret", 0, "no answer")
 
     with structlog.testing.capture_logs() as logs, trio.move_on_after(10 * webhook.CERTIFICATE_POLL_S):
-        await webhook._Certificates(None, "", look).follow(None)  # type: ignore[arg-type]
+        await webhook._Certificate(None, "", look).follow()  # type: ignore[arg-type]
     assert [line["event"] for line in logs] == [webhook.NO_ANSWER]
