@@ -153,14 +153,19 @@ def test_json_lines_start_with_time_and_level() -> None:
 
 
 def test_environment_overrides_and_invalid_values_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(configured: str) -> list[str]:
+        logs.configure(configured, "json", out := io.StringIO())
+        for level in logs.LEVELS:
+            structlog.get_logger("kquota.test").log(logs.LEVELS[level], level)
+        return [json.loads(line)["message"] for line in out.getvalue().splitlines()]
+
     monkeypatch.delenv(logs.LEVEL_VARIABLE, raising=False)
-    assert logs.effective_level("info") == ("info", None)
+    assert written("info") == ["info", "warning", "error"]
     monkeypatch.setenv(logs.LEVEL_VARIABLE, "DEBUG")
-    assert logs.effective_level("info") == ("debug", None)
+    assert written("info") == ["debug", "info", "warning", "error"]
     monkeypatch.setenv(logs.LEVEL_VARIABLE, "loud")
-    level, complaint = logs.effective_level("warning")
-    assert level == "warning"
-    assert complaint == "KQUOTA_LOG_LEVEL='loud' is not one of debug, info, warning, error; using warning"
+    complaint = "KQUOTA_LOG_LEVEL='loud' is not one of debug, info, warning, error; using warning"
+    assert written("warning") == [complaint, "warning", "error"]
 
 
 def test_a_line_longer_than_a_pipe_stays_one_line() -> None:

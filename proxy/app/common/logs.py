@@ -31,20 +31,11 @@ _QUOTED = frozenset(" ='\"")
 """A value with one of these is quoted, so that its end is visible."""
 
 
-def effective_level(configured: str) -> tuple[str, str | None]:
-    """(level, problem): the environment's level if it is valid, else the configured one and what was wrong."""
-    wanted = os.environ.get(LEVEL_VARIABLE, "").strip().lower()
-    if not wanted:
-        return configured, None
-    if wanted not in LEVELS:
-        return configured, f"{LEVEL_VARIABLE}={wanted!r} is not one of {', '.join(LEVELS)}; using {configured}"
-    return wanted, None
-
-
 def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> None:
     """Set up logging for the process; called again when a reload changes it. The environment's level has precedence.
     Raises KeyError for an unknown level."""
-    level, complaint = effective_level(level)
+    wanted = os.environ.get(LEVEL_VARIABLE, "").strip().lower()
+    level = wanted if wanted in LEVELS else level
     stream = stream or sys.stderr
     output = output_of(stream)
     console = style == "console" or (style == "auto" and stream.isatty())
@@ -70,7 +61,8 @@ def configure(level: str, style: str = "auto", stream: TextIO | None = None) -> 
         logger_factory=partial(_Logger, output),
         cache_logger_on_first_use=False,  # a reload may change the level
     )
-    if complaint:
+    if wanted not in ("", level):
+        complaint = f"{LEVEL_VARIABLE}={wanted!r} is not one of {', '.join(LEVELS)}; using {level}"
         structlog.get_logger("kquota").warning(complaint)
 
 
