@@ -59,16 +59,15 @@ class Exposition:
         return forgotten
 
     def _parts(self, now_ms: float) -> Iterator[bytes | None]:
-        for family in self._families(now_ms):
+        """Every metric as of the last refresh; None: other tasks may run."""
+        for family in chain(
+            self._clients.families(now_ms),
+            self._libraries.families(),
+            traffic_families(self._counters, self._ledger.connections, self._max_groups),
+            self._own(),
+            [counter("admin_evicted", "Admin connections closed for newer ones.", self.admin_evicted)],
+        ):
             if family is None:
                 yield None
             else:
                 yield from written(family)
-
-    def _families(self, now_ms: float) -> Iterator[Metric | None]:
-        """Every metric as of the last refresh; None: other tasks may run."""
-        yield from self._clients.families(now_ms)
-        yield from self._libraries.families()
-        yield from traffic_families(self._counters, self._ledger.connections, self._max_groups)
-        yield from self._own()
-        yield counter("admin_evicted", "Admin connections closed for newer ones.", self.admin_evicted)
