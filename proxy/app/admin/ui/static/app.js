@@ -58,10 +58,9 @@ const every = (all, make, tag = "tr") => all.map((one) => {
 });
 const fill = (table, all, make) => replace($(table).tBodies[0], every(all, make));
 function cells(row, values) {
-  for (const value of values) row.append(value instanceof Node && value.tagName === "TD" ? value : cell(value));
+  for (const value of values) (value?.tagName === "TD" ? row : row.insertCell()).append(value);
   return row;
 }
-function cell(value) { const made = element("td"); made.append(value); return made; }
 function named(text) { const made = element("td", name(text), "name"); made.title = text === null ? "shared by all" : name(text); return made; }
 const number = (text) => element("td", text, "n");
 
