@@ -61,12 +61,7 @@ def in_steps() -> Iterator[None]:
 async def beside_traffic(work: Callable[..., _Result], *arguments: Any) -> _Result:
     """The result of `work` in a thread, `in_steps`. A cancelled caller does not wait, and `work` goes on: it must not
     change anything. See `is_computing`."""
-
-    def work_in_steps() -> _Result:
-        with in_steps():
-            return work(*arguments)
-
-    return await trio.to_thread.run_sync(work_in_steps, abandon_on_cancel=True)
+    return await trio.to_thread.run_sync(in_steps()(work), *arguments, abandon_on_cancel=True)
 
 
 def is_computing() -> bool:
