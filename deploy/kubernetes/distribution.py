@@ -13,8 +13,9 @@ from typing import Annotated, Any, Final
 import structlog
 from pydantic import Field
 
+from config.problems import ConfigError
 from deploy.kubernetes import own_quotas
-from deploy.kubernetes.own_quotas import POLICIES, Policy, RefusedError
+from deploy.kubernetes.own_quotas import POLICIES, Policy
 
 INJECTION_LABEL: Final = "kquota.io/injection"
 """On namespaces, `enabled`: pods get sidecars, and the namespace the configuration."""
@@ -192,7 +193,7 @@ def judged(
     if key not in known or known[key][0] != digest:
         try:
             found = QuotasResult(own_quotas.combined(base, given.encode(), policy, file), None)
-        except RefusedError as error:
+        except ConfigError as error:
             found = QuotasResult(None, str(error))
         except Exception as error:
             log.exception("cannot check a namespace's quotas: internal error", namespace=key[0])

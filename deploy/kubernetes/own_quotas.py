@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from config.load import load_bytes
 from config.model import Config
-from config.problems import ConfigError
+from config.problems import refused
 from config.source import dump, parse
 from config.table import to_table
 from config.types import DEFAULT_WORD
@@ -29,30 +29,18 @@ MAX_PAIRS: Final = 40_000
 """Users times client-ids compared for `lower`."""
 
 
-class RefusedError(ValueError):
-    """A namespace's quotas are rejected; says where and why."""
-
-
 def combined(base: str, own: bytes, policy: Policy, file: str) -> str:
     """The configuration file of a namespace: `base`, which the chart renders, with the namespace's entries in it. An
     entry for the same names as one of `base` sets only the limits that it has. `file`: its name in messages. Raises
-    RefusedError with every problem."""
+    ConfigError with every problem."""
     if policy == "none":
-        raise RefusedError(f"{file}: this namespace may not set quotas (webhook.namespaceQuotas, or its label)")
-    try:
-        return _merged(base, own, policy, file)
-    except ConfigError as error:
-        raise RefusedError("\n".join(str(problem) for problem in error.problems)) from None
-
-
-def _merged(base: str, own: bytes, policy: Policy, file: str) -> str:
-    """Raises ConfigError and RefusedError."""
+        raise refused(file, "this namespace may not set quotas (webhook.namespaceQuotas, or its label)")
     added = _entries(file, own)
     values = parse("the chart's quotas", base.encode()).values
     quotas = values.get("quotas") or []
     settings = {"entries": quotas} if isinstance(quotas, list) else dict(quotas)
     if settings.get("source") == "cluster":
-        raise RefusedError(f"{file}: quotas come from the cluster here (quotas.source: cluster)")
+        raise refused(file, "quotas come from the cluster here (quotas.source: cluster)")
     entries = {_about(one): dict(one) for one in settings.get("entries") or []}
     for one in added:
         entries[_about(one)] = entries.get(_about(one), {}) | one
@@ -62,24 +50,24 @@ def _merged(base: str, own: bytes, policy: Policy, file: str) -> str:
     config = load_bytes(f"{file}, with the chart's settings", text.encode())
     if policy == "lower":
         for problem in raised(load_bytes("the chart's quotas", base.encode()), config):
-            raise RefusedError(f"{file}: {problem} (webhook.namespaceQuotas: lower)")
+            raise refused(file, f"{problem} (webhook.namespaceQuotas: lower)")
     return text
 
 
 def _entries(file: str, own: bytes) -> list[dict[str, Any]]:
     """The namespace's entries, checked alone as by `kquota check --on-paper --config FILE`."""
     if len(own) > MAX_BYTES:
-        raise RefusedError(f"{file}: expected at most {MAX_BYTES} bytes, it has {len(own)}")
+        raise refused(file, f"expected at most {MAX_BYTES} bytes, it has {len(own)}")
     values = parse(file, own).values
     found = values.get("quotas") if isinstance(values, dict) else None
     if isinstance(found, list) and len(found) > MAX_ENTRIES:
-        raise RefusedError(f"{file}: quotas: expected at most {MAX_ENTRIES} entries, there are {len(found)}")
+        raise refused(file, f"quotas: expected at most {MAX_ENTRIES} entries, there are {len(found)}")
     load_bytes(file, own, on_paper=True)
     more = sorted(str(key) for key in values.keys() - {"quotas"})
     if more:
-        raise RefusedError(f"{file}: {more[0]}: a namespace may set only quotas")
+        raise refused(file, f"{more[0]}: a namespace may set only quotas")
     if not isinstance(found, list):
-        raise RefusedError(f"{file}: quotas: expected a list of entries")
+        raise refused(file, "quotas: expected a list of entries")
     return found
 
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.load import load_bytes
+from config.problems import ConfigError
 from config.table import to_table
-from deploy.kubernetes.own_quotas import RefusedError, combined
+from deploy.kubernetes.own_quotas import combined
 from quota.connections import ConnectionLimits, EntityType
 from quota.entity import Kind, bounded_name
 from quota.table import RATE_FIELD
@@ -64,7 +65,7 @@ def test_other_settings_are_the_charts() -> None:
     ],
 )
 def test_lower_refuses_raised_limits(own: str, said: str) -> None:
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(ConfigError) as refused:
         merged(f"  - {own}\n")
     assert said in str(refused.value)
     assert str(refused.value).startswith(f"{FILE}: ")
@@ -74,10 +75,10 @@ def test_lower_refuses_raised_limits(own: str, said: str) -> None:
 
 def test_limits_of_fleets_and_of_the_cluster_are_kept() -> None:
     base = HEAD + "fleet: {key_file: /k}\nquotas: [{client-id: <default>, producer_byte_rate: 2M, scope: fleet}]\n"
-    with pytest.raises(RefusedError, match="1000000 for each pod, the chart's quotas allow 2000000 for all of them"):
+    with pytest.raises(ConfigError, match="1000000 for each pod, the chart's quotas allow 2000000 for all of them"):
         merged("  - {client-id: etl, producer_byte_rate: 1M}\n", base=base)
     assert merged("  - {client-id: etl, producer_byte_rate: 1M, scope: fleet}\n", base=base)
-    with pytest.raises(RefusedError, match=r"quotas\.source: cluster"):
+    with pytest.raises(ConfigError, match=r"quotas\.source: cluster"):
         merged("  - {client-id: a, producer_byte_rate: 1}\n", base=HEAD + "quotas: {source: cluster}\n")
 
 
@@ -94,7 +95,7 @@ def test_limits_of_fleets_and_of_the_cluster_are_kept() -> None:
 )
 def test_mistakes_name_their_place(own: str, said: str) -> None:
     for policy, expected in (("lower", said), ("any", said), ("none", "may not set quotas")):
-        with pytest.raises(RefusedError) as refused:
+        with pytest.raises(ConfigError) as refused:
             combined(BASE, own.encode(), policy, FILE)  # type: ignore[arg-type]
         assert expected in str(refused.value)
 
@@ -140,7 +141,7 @@ def test_after_lower_no_client_may_use_more(found: tuple[list[Json], list[Json]]
     before = to_table(load_bytes("x", base.encode()))
     try:
         text = combined(base, json.dumps({"quotas": own}).encode(), "lower", FILE)
-    except RefusedError:
+    except ConfigError:
         return
     after = to_table(load_bytes("x", text.encode()))
     names = ["a", "b", "c", "?", "any other", "\0another", LONG, bounded_name(LONG)]
@@ -183,7 +184,7 @@ def test_quotas_of_a_namespace_cost_little_time() -> None:
     assert merged(largest)
 
     def refused(own: str, said: str) -> None:
-        with pytest.raises(RefusedError, match=re.escape(said)):
+        with pytest.raises(ConfigError, match=re.escape(said)):
             combined(BASE, own.encode(), "lower", FILE)
 
     most_s = 4 * least(lambda: merged(largest))
