@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -109,23 +110,20 @@ def install(
         if (problem := run.problem_of(rules, chosen)) is not None:
             text.fail(problem, WRONG_USE)
         if dry_run:
-            for command, script in run.scripts(rules, chosen):
-                typer.echo(f"# {' '.join(command)}\n{script}", nl=False)
-            return
-        run.install(rules, chosen)
-    typer.echo(f"redirecting to port {rules.to_port}, by {chosen}")
+            done = "".join(f"# {' '.join(command)}\n{script}" for command, script in run.scripts(rules, chosen))
+        else:
+            run.install(rules, chosen)
+            done = f"redirecting to port {rules.to_port}, by {chosen}\n"
+    typer.echo(done, nl=False)
 
 
 @app.command(short_help="Remove rules.")
 def remove(dry_run: DryRun = False) -> None:
     """Remove the rules of `install` (nft and iptables). Redirected connections stay redirected until they end."""
     with text.errors_reported():
-        if dry_run:
-            shown = run.show()
-            typer.echo("\n".join(["# would be removed:", *shown]) if shown else "no rules of kquota")
-            return
-        tools = run.remove()
-    typer.echo(f"removed the rules of {' and '.join(tools)}" if tools else "no rules of kquota")
+        found: Sequence[str] = run.show() if dry_run else run.remove()
+    done = "\n".join(["# would be removed:", *found]) if dry_run else f"removed the rules of {' and '.join(found)}"
+    typer.echo(done if found else "no rules of kquota")
 
 
 @app.command(short_help="Show installed rules.")

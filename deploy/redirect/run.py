@@ -161,20 +161,14 @@ def _multiports(ports: Sequence[range]) -> list[str]:
     return [f"-p tcp -m multiport --dports {','.join(match)}" for match in matches]
 
 
-class RedirectError(OSError):
-    """The rules could not be put in force; the message says why and what to do."""
-
-
 def choose(wanted: Tool | None) -> Tool:
-    """The tool to use; nftables if none was chosen and both exist. Raises RedirectError."""
+    """The tool to use; nftables if none was chosen and both exist. Raises OSError."""
     found = next(filter(_has, list(PACKAGES) if wanted is None else [wanted]), None)
     if found is not None:
         return found
     if wanted is not None:
-        raise RedirectError(f"{wanted} is not installed here: apt-get install {PACKAGES[wanted]}")
-    raise RedirectError(
-        "neither nft nor iptables is installed here: apt-get install nftables (the redirect image has it)"
-    )
+        raise OSError(f"{wanted} is not installed here: apt-get install {PACKAGES[wanted]}")
+    raise OSError("neither nft nor iptables is installed here: apt-get install nftables (the redirect image has it)")
 
 
 def _has(tool: Tool) -> bool:
@@ -182,7 +176,7 @@ def _has(tool: Tool) -> bool:
 
 
 def scripts(rules: Rules, tool: Tool) -> Iterator[tuple[list[str], str]]:
-    """What `install` runs for valid rules: a command and its input. Raises RedirectError."""
+    """What `install` runs for valid rules: a command and its input. Raises OSError."""
     assert problem_of(rules, tool) is None
     if tool == "nft":
         yield ["nft", "-f", "-"], nft_install(rules)
@@ -193,10 +187,10 @@ def scripts(rules: Rules, tool: Tool) -> Iterator[tuple[list[str], str]]:
 
 
 def install(rules: Rules, tool: Tool) -> None:
-    """Put valid rules in force, replacing earlier ones of either tool. Raises RedirectError."""
+    """Put valid rules in force, replacing earlier ones of either tool. Raises OSError."""
     _insist_on_capability()
     if tool == "iptables" and rules.ipv6 and IPV6.exists() and shutil.which(_restore(6)[0]) is None:
-        raise RedirectError("ip6tables is not installed here: apt-get install iptables, or use --no-ipv6")
+        raise OSError("ip6tables is not installed here: apt-get install iptables, or use --no-ipv6")
     other: Tool = "iptables" if tool == "nft" else "nft"
     for command, text in scripts(rules, tool):
         _run(command, text)
@@ -207,12 +201,12 @@ def install(rules: Rules, tool: Tool) -> None:
 
 
 def remove() -> list[Tool]:
-    """Remove our rules, whichever tool made them; returns the tools that had any. Raises RedirectError."""
+    """Remove our rules, whichever tool made them; returns the tools that had any. Raises OSError."""
     return [tool for tool in _usable() if _remove(tool)]
 
 
 def show() -> list[str]:
-    """Our rules as the tools print them; empty if there are none. Raises RedirectError."""
+    """Our rules as the tools print them; empty if there are none. Raises OSError."""
     tools = _usable()
     found = []
     if "nft" in tools and _nft_table():
@@ -225,7 +219,7 @@ def show() -> list[str]:
 
 
 def _usable() -> list[Tool]:
-    """The tools that are there. Raises RedirectError if there is none, or without the capability that they need."""
+    """The tools that are there. Raises OSError if there is none, or without the capability that they need."""
     tools: list[Tool] = [tool for tool in PACKAGES if _has(tool)]
     if not tools:
         choose(None)
@@ -276,7 +270,7 @@ def _attempt(command: Sequence[str], text: str | None = None) -> subprocess.Comp
     try:
         return subprocess.run(command, input=text, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise RedirectError(f"{command[0]}: {error}") from None
+        raise OSError(f"{command[0]}: {error}") from None
 
 
 def _run(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -284,7 +278,7 @@ def _run(command: Sequence[str], text: str | None = None) -> subprocess.Complete
     if done.returncode != 0:
         output = " ".join((done.stderr or done.stdout).split())
         other = "; --with iptables may work on this kernel" if command[0] == "nft" else ""
-        raise RedirectError(f"{' '.join(command)} failed with exit code {done.returncode}: {output}{other}")
+        raise OSError(f"{' '.join(command)} failed with exit code {done.returncode}: {output}{other}")
     return done
 
 
@@ -293,7 +287,7 @@ def _insist_on_capability() -> None:
     for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name == "CapEff" and not int(value, 16) >> CAP_NET_ADMIN & 1:
-            raise RedirectError(
+            raise OSError(
                 "this needs the capability NET_ADMIN: run it in an init container with securityContext {runAsUser: 0, "
                 "runAsNonRoot: false, capabilities: {drop: [ALL], add: [NET_ADMIN]}}, or as root of the host "
                 "(docs/transparent.md)"

@@ -7,7 +7,7 @@ import pytest
 
 from config.load import load_bytes
 from proxy.app.export import exporter
-from proxy.app.export.worker import Batch, ExportError, Worker
+from proxy.app.export.worker import Batch, Worker
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.waiting import until
@@ -37,7 +37,7 @@ class Sink:
             self.failures -= 1
             self.written += batch.lines[: self.partly]
             batch.lines = batch.lines[self.partly :]
-            raise ExportError("no room")
+            raise OSError("no room")
         self.written += batch.lines
 
     def tick(self) -> None:

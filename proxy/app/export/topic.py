@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from proxy.app.export.worker import Batch, ExportError
+from proxy.app.export.worker import Batch
 
 CLIENT_ID: Final = "kquota-export"
 DELIVERY_S: Final = 15.0
@@ -75,7 +75,7 @@ class TopicSink:
         if failure is not None:
             batch.lines = [line for line in batch.lines if line not in delivered]
             self.close()
-            raise ExportError(f"topic {self._topic}: {type(failure).__name__}: {failure}") from failure
+            raise OSError(f"topic {self._topic}: {type(failure).__name__}: {failure}") from failure
 
     def tick(self) -> None:
         """Nothing to do: the producer sends on its own."""

@@ -19,10 +19,6 @@ FIRST_RETRY_S: Final = 1.0
 LONGEST_RETRY_S: Final = 30.0
 
 
-class ExportError(OSError):
-    """Records could not be delivered now; the message says where and why."""
-
-
 @dataclass(slots=True)
 class Batch:
     """Records of one interval, ready to be written."""
