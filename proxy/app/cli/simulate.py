@@ -60,7 +60,8 @@ class Simulation:
         self._open: dict[tuple[str, str], list[Ticket]] = {}
 
     def apply(self, event: Any) -> dict[str, Any]:
-        """Apply one event and return the result. Raises EventError, changing nothing, for an invalid event."""
+        """Apply one event and return the result. Raises EventError or ConfigError, changing nothing, if it is
+        invalid."""
         if not isinstance(event, dict):
             raise EventError(f"expected an object, got {value_text(event)}")
         change = next((name for name in ("set", "remove") if name in event), None)
@@ -155,11 +156,7 @@ class Simulation:
         merged = {key: inner for key, inner in (before | value).items() if inner is not None}
         if before and not any(name in merged for name in (*LIMIT_NAMES, *CONNECTION_LIMIT_NAMES)):
             return self._remove({key: value[key] for key in _ENTITY_KEYS if key in value})
-        try:
-            entry, connections = load_limits(merged, "set")
-        except ConfigError as error:
-            raise EventError("; ".join(map(str, error.problems))) from None
-        self._replace(value, entry, connections)
+        self._replace(value, *load_limits(merged, "set"))
         return {"set": self._written(value)}
 
     def _remove(self, value: Any) -> dict[str, Any]:
@@ -226,8 +223,8 @@ def run(
             continue
         try:
             yield True, simulation.apply(json.loads(line))
-        except EventError as error:
-            yield False, {"line": count, "error": str(error)}
+        except (EventError, ConfigError) as error:
+            yield False, {"line": count, "error": str(error).replace("\n", "; ")}
         except (ValueError, RecursionError) as error:
             yield False, {"line": count, "error": f"expected one JSON object: {error}"}
 
