@@ -196,10 +196,6 @@ class ReviewError(ValueError):
     """The body is not an AdmissionReview for a pod; says what was expected."""
 
 
-class TemplateError(ValueError):
-    """The template is not the chart's; says what was expected."""
-
-
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
     """The variable of the application's containers that gets the sidecar's address, and this address."""
@@ -234,11 +230,11 @@ class Template:
 
     @classmethod
     def parse(cls, data: bytes) -> Template:
-        """Parse the chart's JSON. Raises TemplateError."""
+        """Parse the chart's JSON. Raises ValueError for anything else."""
         try:
             return _TEMPLATE.validate_json(data)
         except ValidationError as error:
-            raise TemplateError(f"expected the template that the chart renders: {first_error(error)}") from error
+            raise ValueError(f"expected the template that the chart renders: {first_error(error)}") from error
 
     def in_namespace(self, namespace: str) -> Template:
         """The same with the namespace's own copy of the configuration, which is in one ConfigMap."""

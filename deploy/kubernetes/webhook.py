@@ -26,7 +26,7 @@ from deploy.kubernetes.cluster import ApiServerError, Cluster
 from deploy.kubernetes.distribution import metadata_of, misunderstood
 from deploy.kubernetes.distributor import Distributor
 from deploy.kubernetes.own_certificate import Pair, keep, set_authority
-from deploy.kubernetes.review import ReviewError, Template, TemplateError, answered, request_of, review
+from deploy.kubernetes.review import ReviewError, Template, answered, request_of, review
 from proxy.app.common import logs
 from proxy.app.sources.follow import Aside, StuckError
 from proxy.net.files import in_memory, read_file
@@ -49,11 +49,11 @@ MAX_TEMPLATE_BYTES: Final = 1024 * 1024
 
 
 def read_template(path: Path) -> Template:
-    """The template as its file is now. Raises OSError, TemplateError."""
+    """The template as its file is now. Raises OSError."""
     try:
         return Template.parse(read_file(path, MAX_TEMPLATE_BYTES))
-    except TemplateError as error:
-        raise TemplateError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def of_files(cert: Path, key: Path, authority: Path | None = None) -> Pair:
@@ -109,7 +109,7 @@ class WebhookApp:
     async def _healthz(self, request: Request) -> Response:
         try:
             await self._aside.run(read_template, self._template)
-        except (OSError, TemplateError) as error:
+        except OSError as error:
             return PlainTextResponse(f"{error}\n", 503)
         return PlainTextResponse("ok\n")
 
@@ -121,7 +121,7 @@ class WebhookApp:
             decision = review(await _body(request), await self._aside.run(read_template, self._template))
         except ReviewError as error:
             return _invalid(error)
-        except (OSError, TemplateError) as error:
+        except OSError as error:
             log.error("template cannot be used", error=str(error))
             return PlainTextResponse(f"{error}\n", 500)
         injected = decision.skipped is None and decision.refused is None
@@ -257,7 +257,7 @@ class _Certificate:
 async def _serve(
     template: Path, files: tuple[Path, Path, Path | None] | None, host: str, port: int, account: Path
 ) -> None:
-    """Raises OSError, TemplateError."""
+    """Raises OSError."""
     settings = read_template(template).distribution
     async with Cluster.of_this_pod(account) as cluster, trio.open_nursery() as nursery:
         distributor = Distributor(cluster, settings)
@@ -294,11 +294,11 @@ def main(template: Path, files: tuple[Path, Path, Path | None] | None, host: str
     logs.configure("info")
     try:
         trio.run(_serve, template, files, host, port, account)
-    except (OSError, TemplateError, BaseExceptionGroup) as error:
+    except (OSError, BaseExceptionGroup) as error:
         reason: BaseException = error
         while isinstance(reason, BaseExceptionGroup) and len(reason.exceptions) == 1:
             reason = reason.exceptions[0]
-        if not isinstance(reason, OSError | TemplateError):
+        if not isinstance(reason, OSError):
             raise
         log.error("cannot run", error=str(reason))
         return 1
