@@ -4,19 +4,18 @@ refused, so that a typing mistake in a quota does not mean "no quota"."""
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     PrivateAttr,
     ValidationInfo,
     field_validator,
 )
-from pydantic_core import core_schema
 
 from config.sections import NETWORK, Export, FleetSection, IdentitySection, Limits, Transparent
 from config.source import Source
@@ -269,18 +268,13 @@ def to_entry(entry: QuotaEntry) -> Entry:
     )
 
 
-class _InTheTablesForm:
-    """Metadata of a quota entry: one that limits requests alone becomes an `Entry` at once, so that many thousand
-    models never exist together; freeing them would hold up all threads for 10 ms."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        def short(entry: QuotaEntry) -> QuotaEntry | Entry:
-            return entry if entry.limits_connections else to_entry(entry)
-
-        return core_schema.no_info_after_validator_function(short, handler(QuotaEntry))
+def _in_the_tables_form(entry: QuotaEntry) -> QuotaEntry | Entry:
+    """One that limits requests alone becomes an `Entry` at once, so that many thousand models never exist together;
+    freeing them would hold up all threads for 10 ms."""
+    return entry if entry.limits_connections else to_entry(entry)
 
 
-_Entry = Annotated[QuotaEntry | Entry, _InTheTablesForm()]
+_Entry = Annotated[QuotaEntry, AfterValidator(_in_the_tables_form)]
 
 
 class QuotaSettings(Section):
@@ -445,7 +439,7 @@ class Config(Section):
     @property
     def quotas(self) -> list[QuotaEntry | Entry]:
         """The entries of the file: in the form of the ledger's table, unless they limit connections."""
-        return self.quota_settings.entries
+        return cast("list[QuotaEntry | Entry]", self.quota_settings.entries)
 
     @property
     def source(self) -> Source | None:
