@@ -381,17 +381,18 @@ def _unknown_key(model: type[BaseModel], place: Place) -> str:
     known = [] if inner is None else list(keys_of(inner))
     written = str(place[-1])
     # client_id and client-id, producer-byte-rate and producer_byte_rate are easily mistaken for each other
-    flat = {name.replace("-", "_").replace(".", "_").lower(): name for name in known}
-    close = flat.get(written.replace("-", "_").replace(".", "_").lower())
-    if close is None:
-        matches = difflib.get_close_matches(written, known, n=1, cutoff=0.6)
-        close = matches[0] if matches else None
+    flat = {_flat(name): name for name in known}
+    close = difflib.get_close_matches(_flat(written), flat, n=1)
     section, _, key = written.partition(".")
     if key and section in known and _model_at(model, (*place[:-1], section)) is not None:
         return f"unknown key, did you mean the key {key} in the section {section}?"
-    if close is not None:
-        return f"unknown key, did you mean {close}?"
+    if close:
+        return f"unknown key, did you mean {flat[close[0]]}?"
     return f"unknown key, expected one of: {', '.join(known)}"
+
+
+def _flat(key: str) -> str:
+    return key.replace("-", "_").replace(".", "_").lower()
 
 
 def _described(model: type[BaseModel], place: Place) -> str:
