@@ -1,5 +1,6 @@
 """A counter's state at one moment, for people: what was used, what another request would meet, and until when."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,13 +82,8 @@ def free_ms(group: QuotaCounter, now: int) -> int:
         if free > _horizon_ms(group):  # the debt may be larger: ever larger steps
             step_ms *= 2
         free = min(free + step_ms, _LATEST_MS)
-    while free - waits > 1:
-        middle = (waits + free) // 2
-        if _waits(group, now + middle):
-            waits = middle
-        else:
-            free = middle
-    return free
+    between = range(waits + 1, free)
+    return waits + 1 + bisect_left(between, True, key=lambda free: not _waits(group, now + free))
 
 
 def _waits(group: QuotaCounter, now: int) -> bool:
