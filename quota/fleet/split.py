@@ -18,29 +18,18 @@ def floor_share(instances: int) -> float:
     return RESERVE / max(instances, 1)
 
 
-def water_level(demands: Collection[float], capacity: float = CAPACITY) -> float:
-    """The level at which ``sum(min(demand, level))`` is the capacity; infinite when all demands fit.
+def grant_of(mine: float, others: Collection[float], capacity: float = CAPACITY) -> float:
+    """The grant of the instance with demand `mine` next to `others`. The grants add up to exactly the capacity.
 
     Progressive filling: the smallest demands are met in full, the rest is divided equally among the others. Of 0.1, 0.5
-    and 0.9 with capacity 1.0: 0.1 is met, (1.0 - 0.1) / 2 = 0.45 is the level.
+    and 0.9 with capacity 1.0: 0.1 is met, (1.0 - 0.1) / 2 = 0.45 is the level. When all demands fit, each instance gets
+    an equal part of what is left, too.
     """
     left = capacity
-    waiting = len(demands)
-    for demand in sorted(demands):
+    demands = sorted([mine, *others])
+    for met, demand in enumerate(demands):
+        waiting = len(demands) - met
         if demand * waiting > left:
-            return left / waiting
+            return min(mine, left / waiting)
         left -= demand
-        waiting -= 1
-    return float("inf")
-
-
-def grant_of(mine: float, others: Collection[float], capacity: float = CAPACITY) -> float:
-    """The grant of the instance with demand `mine` next to `others`: its demand up to the level, and an equal part of
-    what no instance asks for. The grants add up to exactly the capacity, whatever the demands are."""
-    demands = [mine, *others]
-    level = water_level(demands, capacity)
-    if mine > level:
-        return level
-    if level == float("inf"):
-        return mine + max(capacity - sum(demands), 0.0) / len(demands)
-    return mine
+    return mine + max(left, 0.0) / len(demands)
