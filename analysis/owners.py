@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -14,19 +14,10 @@ from analysis.errors import WrongUseError
 from config.load import validate
 from config.problems import ConfigError
 from config.source import parse
-from config.types import Section, Value, setting, text, wrong
+from config.types import Section, setting, text
 
 NO_TEAM = "(no team)"
 _Model = TypeVar("_Model", bound=Section)
-
-
-def _pattern(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    raise wrong("text, such as app-*")
-
-
-_Pattern = Annotated[str, Value(_pattern, {"type": "string"})]
 _Price = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 
 
@@ -34,14 +25,12 @@ class Owner(Section):
     """Clients whose user and client-id match; None: any."""
 
     team: Annotated[str, text("the name of a team")] = setting(..., "The name of the team.")
-    user: _Pattern | None = None
-    client_id: _Pattern | None = setting(None, "A pattern, as of user.", alias="client-id")
+    user: str | None = None
+    client_id: str | None = setting(None, "A pattern, as of user.", alias="client-id")
 
-    @model_validator(mode="after")
-    def _somebody(self) -> Owner:
-        if self.user is None and self.client_id is None:
-            raise wrong("user or client-id of the team's clients ('*': all)")
-        return self
+    def _expected_together(self) -> str | None:
+        nobody = self.user is None and self.client_id is None
+        return "user or client-id of the team's clients ('*': all)" if nobody else None
 
 
 class Owners(Section):
@@ -79,11 +68,9 @@ class Prices(Section):
     burst_gb: _Price = 0.0
     """Surcharge per 10^9 bytes moved above `burst_above` times the payer's mean rate of that hour."""
 
-    @model_validator(mode="after")
-    def _something(self) -> Prices:
-        if not any(getattr(self, name) for name in Prices.model_fields):
-            raise wrong(f"at least one price above 0: {', '.join(Prices.model_fields)}")
-        return self
+    def _expected_together(self) -> str | None:
+        free = not any(getattr(self, name) for name in Prices.model_fields)
+        return f"at least one price above 0: {', '.join(Prices.model_fields)}" if free else None
 
 
 class PriceModel(Section):
