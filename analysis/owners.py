@@ -91,10 +91,7 @@ def expression(pattern: str) -> str:
 def load(model: type[_Model], option: str, path: str | Path) -> _Model:
     """Read and check the file of an option. Raises WrongUseError: the place, the value and what was expected."""
     try:
-        source = parse(str(path), Path(path).read_bytes())
-        if source.problems:
-            raise ConfigError(source.problems)
-        return validate(model, source)
+        return validate(model, parse(str(path), Path(path).read_bytes()))
     except OSError as error:
         raise WrongUseError(f"{option} {path}: cannot be read: {error.strerror or error}") from None
     except ConfigError as error:

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import json
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +54,8 @@ _OF_KAFKA: Final = {
     "topic": "client-id or user (Kafka has no topic quotas)",
 }
 """Kafka's own names of properties, and what people have not found here."""
+_ALIKE: Final = str.maketrans("-.", "__")
+"""client_id and client-id, producer-byte-rate and producer_byte_rate are easily mistaken for each other."""
 _EXPECTED: Final = {
     "model_type": "a mapping",
     "dict_type": "a mapping",
@@ -100,21 +102,11 @@ def load_bytes(file: str, data: bytes, *, on_paper: bool = False) -> Config:
         values.setdefault("upstream", {"bootstrap": [ON_PAPER]})
         if _is_of_a_fleet(values.get("quotas")):
             values.setdefault("fleet", {})
-    config: Config | None = None
-    found, reported = [*source.problems], tuple(problem.place for problem in source.problems)
-    if not reported or (isinstance(values, dict) and len(reported) < MAX_PROBLEMS):
-        try:
-            config = validate(Config, source)
-        except ConfigError as error:
-            # Without those of what contains a value that is reported already.
-            found += [one for one in error.problems if not any(place.startswith(one.place) for place in reported)]
-        found += _find_no_brokers(source)
-    if not reported:
-        if config is None:
-            raise ConfigError(_in_file_order(found))
-        found += [*find_duplicates(config, source), *_contradictions(config, source, on_paper=on_paper)]
-    if config is None or found:
-        raise ConfigError(first_of(_in_file_order(found), source.more_problems))
+    no_brokers = [*_find_no_brokers(source)]
+    config = validate(Config, source, no_brokers)
+    found = [*no_brokers, *find_duplicates(config, source), *_contradictions(config, source, on_paper=on_paper)]
+    if found:
+        raise ConfigError(first_of(_in_file_order(found)))
     return config.with_source(source)
 
 
@@ -264,7 +256,7 @@ def warnings_of(config: Config) -> Iterator[Problem]:
         reachable = {user, DEFAULT_WORD, DEFAULT, None}
         unreachable = [index for index, entry in enumerate(config.quotas) if entry.user not in reachable]
         if unreachable:  # one warning for all
-            more = f"; {len(unreachable) - 1} more quotas match none either" if len(unreachable) > 1 else ""
+            more = f" ({len(unreachable) - 1} more like this)" if len(unreachable) > 1 else ""
             first = config.quotas[unreachable[0]].user
             yield source.problem(("quotas", unreachable[0], "user"), _NO_SUCH_USER.format(user) + more, first)
     for index, broker in enumerate(config.upstream.bootstrap if tls is None else ()):
@@ -341,14 +333,22 @@ def login_sources(config: Config) -> list[str]:
     return [one for one in sources if one == "sasl" or (one == "tls" and _asks_for_certificates(config))]
 
 
-def validate(model: type[_M], source: Source) -> _M:
-    """The values of a file as a model. Raises ConfigError."""
+def validate(model: type[_M], source: Source, more: Iterable[Problem] = ()) -> _M:
+    """The values of a file as a model. Raises ConfigError with every problem of text and values, and then `more`."""
+    found, left_out = [*source.problems], source.more_problems
     try:
-        return model.model_validate(source.values)
+        values = model.model_validate(source.values)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=True)
-        found = _in_file_order([_problem(model, source, item) for item in details[:MAX_PROBLEMS]])
-        raise ConfigError(first_of(found, len(details) - len(found))) from None
+        left_out += max(len(details) - MAX_PROBLEMS, 0)
+        reported = [problem.place for problem in source.problems]
+        for one in (_problem(model, source, item) for item in details[:MAX_PROBLEMS]):
+            # Not of what contains a value that is reported already.
+            if not any(place.startswith(one.place) for place in reported):
+                found.append(one)
+    if found:
+        raise ConfigError(first_of(_in_file_order([*found, *more]), left_out))
+    return values
 
 
 def _in_file_order(problems: list[Problem]) -> list[Problem]:
@@ -380,19 +380,14 @@ def _unknown_key(model: type[BaseModel], place: Place) -> str:
     inner = _model_at(model, place[:-1])
     known = [] if inner is None else list(keys_of(inner))
     written = str(place[-1])
-    # client_id and client-id, producer-byte-rate and producer_byte_rate are easily mistaken for each other
-    flat = {_flat(name): name for name in known}
-    close = difflib.get_close_matches(_flat(written), flat, n=1)
+    flat = {name.lower().translate(_ALIKE): name for name in known}
+    close = difflib.get_close_matches(written.lower().translate(_ALIKE), flat, n=1)
     section, _, key = written.partition(".")
     if key and section in known and _model_at(model, (*place[:-1], section)) is not None:
         return f"unknown key, did you mean the key {key} in the section {section}?"
     if close:
         return f"unknown key, did you mean {flat[close[0]]}?"
     return f"unknown key, expected one of: {', '.join(known)}"
-
-
-def _flat(key: str) -> str:
-    return key.replace("-", "_").replace(".", "_").lower()
 
 
 def _described(model: type[BaseModel], place: Place) -> str:

@@ -103,9 +103,7 @@ def load_overlay(path: str | Path) -> Overlay:
 def parse_overlay(file: str, data: bytes) -> Overlay:
     """The overlay in a file. Raises ConfigError with every problem found."""
     source = parse(file, data)
-    if source.problems:
-        raise ConfigError(first_of(source.problems, source.more_problems))
-    if source.values is None:  # nothing but comments
+    if source.values is None and not source.problems:  # nothing but comments
         return {}
     overlay: dict[Entity, dict[str, float | None]] = {}
     problems: list[Problem] = []

@@ -306,6 +306,8 @@ def test_missing_upstream() -> None:
         "q.yaml:1:1: upstream: expected a section with bootstrap: host:port of some brokers, tried in turn. "
         "Required unless mode is transparent."
     )
+    twice = problems_of("quotas: [{user: a, producer_byte_rate: 1}, {user: a, producer_byte_rate: 2}]")
+    assert [problem.place[0] for problem in twice] == ["upstream", "quotas"]
     shared = problems_of("mode: transparent\nfleet: {default_scope: fleet}")
     assert "fleet: expected upstream.bootstrap" in str(shared[0])
 
