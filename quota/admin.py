@@ -131,16 +131,12 @@ def _canonical(kind: str, name: str | None) -> str | None:
         return name
 
 
-def enforced(table: QuotaTable) -> dict[Entity, Mapping[str, float]]:
-    """The limits in force, as DescribeClientQuotas shows them; shadow limits are not in force and not included.
+def enforced(table: QuotaTable) -> Iterator[tuple[Entity, Mapping[str, float]]]:
+    """The limits in force, as DescribeClientQuotas shows them; shadow limits are not in force and not included. They
+    may be taken in steps, as a table does not change.
 
     Of the connection limits only the rate of an address is a Kafka client quota.
     """
-    return dict(each_enforced(table))
-
-
-def each_enforced(table: QuotaTable) -> Iterator[tuple[Entity, Mapping[str, float]]]:
-    """As `enforced`, one by one: they may be taken in steps, as a table does not change."""
     for entry in table.entries:
         limits = {key: limit for key in RATE_FIELD.values() if (limit := getattr(entry, key)) is not None}
         if limits and entry.mode == "enforce":

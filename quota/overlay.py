@@ -34,7 +34,7 @@ Overlay = Mapping[Entity, Mapping[str, float | None]]
 
 def altered(overlay: Overlay, in_file: QuotaTable, changes: Changes) -> dict[Entity, dict[str, float | None]]:
     """The overlay after `changes` (already validated), over a file with these limits."""
-    set_by_file = enforced(in_file)
+    set_by_file = dict(enforced(in_file))
     result = {entity: dict(limits) for entity, limits in overlay.items()}
     for named, wanted in changes.items():
         entity = canonical(named)

@@ -354,9 +354,9 @@ async def test_overlay_write_without_answer_fails(tmp_path: Path, monkeypatch: p
         source.apply("admin", {(("user", "alice"),): {"producer_byte_rate": 5.0}}, reasons.append)
         await until(lambda: reasons)
         assert reasons == [f"{path} cannot be written: no answer from the file system within 0.2 s"]
-        assert enforced(source.table) == {}
+        assert dict(enforced(source.table)) == {}
         silent.answers.set()  # it is written after all, found by the next look
-        await until(lambda: enforced(source.table) == {(("user", "alice"),): {"producer_byte_rate": 5.0}})
+        await until(lambda: dict(enforced(source.table)) == {(("user", "alice"),): {"producer_byte_rate": 5.0}})
 
 
 async def test_hanging_file_does_not_stop_other_followed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,21 +73,21 @@ async def apply(source: QuotaSource, changes: Changes) -> str | None:
 async def test_alterations_stay_over_the_file_and_after_a_restart(path: Path) -> None:
     config = with_overlay(path, {"user": "alice", PRODUCE: 10, FETCH: 20})
     source = FileSource(Path("kquota.yaml"), config)
-    assert enforced(source.table) == {ALICE: {PRODUCE: 10.0, FETCH: 20.0}}
+    assert dict(enforced(source.table)) == {ALICE: {PRODUCE: 10.0, FETCH: 20.0}}
     async with running(source) as swapped:
         assert await apply(source, {ALICE: {PRODUCE: None}, BOB: {TIME: 12.5}}) is None
         assert load_overlay(path) == {ALICE: {PRODUCE: None}, BOB: {TIME: 12.5}}
         assert swapped == [source.table]
-        assert enforced(source.table) == {ALICE: {FETCH: 20.0}, BOB: {TIME: 12.5}}
+        assert dict(enforced(source.table)) == {ALICE: {FETCH: 20.0}, BOB: {TIME: 12.5}}
         assert await apply(source, {BOB: {TIME: 12.5}}) is None  # nothing new: nothing is written
         assert (len(swapped), source.state.overlay_entities) == (1, 2)
-        assert enforced(FileSource(Path("kquota.yaml"), config).table) == enforced(source.table)
+        assert dict(enforced(FileSource(Path("kquota.yaml"), config).table)) == dict(enforced(source.table))
         assert source.origin(BOB, TIME) == f"in the overlay {path}, by AlterClientQuotas"
         assert source.origin(ALICE, FETCH) == source.origin(ALICE, PRODUCE) == "in the file kquota.yaml"
         assert (source.may_alter("admin"), source.may_alter("alice")) == (True, False)
         changed = with_overlay(path, {"user": "alice", PRODUCE: 99, FETCH: 5}, alter="deny", alter_principals=["alice"])
         await source.reload(changed, to_table(changed))
-        assert enforced(source.table) == {ALICE: {FETCH: 5.0}, BOB: {TIME: 12.5}}
+        assert dict(enforced(source.table)) == {ALICE: {FETCH: 5.0}, BOB: {TIME: 12.5}}
         assert (source.rule, source.may_alter("admin"), source.may_alter("alice")) == ("deny", False, True)
 
 
@@ -123,7 +123,7 @@ async def test_alterations_that_cannot_be_stored_are_refused(path: Path, monkeyp
                 patch.setattr(f"config.overlay.{bound}", 1000)
                 assert await apply(source, many) == f"{path} {said}"
         assert path.read_bytes() == before
-        assert (len(swapped), enforced(source.table)) == (1, {ALICE: {PRODUCE: 1.0}})
+        assert (len(swapped), dict(enforced(source.table))) == (1, {ALICE: {PRODUCE: 1.0}})
         assert [file.name for file in path.parent.iterdir()] == ["overlay.yaml"]
         assert await apply(source, many) is None
         assert len(load_overlay(path)) == 1001
@@ -161,19 +161,19 @@ async def test_an_edited_overlay_is_read_and_a_broken_one_is_not(path: Path) -> 
     async with running(source):
         await apply(source, {ALICE: {PRODUCE: 11.0}})
         path.write_text("quotas: [{user: alice, producer_byte_rate: 12}]")
-        await until(lambda: enforced(source.table) == {ALICE: {PRODUCE: 12.0}})
+        await until(lambda: dict(enforced(source.table)) == {ALICE: {PRODUCE: 12.0}})
         path.write_text("quotas: [{user: alice, producer_byte_rate: 0}]")
         await until(lambda: not source.state.overlay_successful)
-        assert enforced(source.table) == {ALICE: {PRODUCE: 12.0}}
+        assert dict(enforced(source.table)) == {ALICE: {PRODUCE: 12.0}}
         reason = await apply(source, {BOB: {PRODUCE: 1.0}})
         assert reason is not None
         assert reason.startswith(f"{path} is invalid after an edit: ")
         path.write_text("quotas: [{user: alice, producer_byte_rate: 13}]")
         await until(lambda: source.state.overlay_successful)
         assert await apply(source, {BOB: {PRODUCE: 1.0}}) is None
-        assert enforced(source.table) == {ALICE: {PRODUCE: 13.0}, BOB: {PRODUCE: 1.0}}
+        assert dict(enforced(source.table)) == {ALICE: {PRODUCE: 13.0}, BOB: {PRODUCE: 1.0}}
         path.unlink()
-        await until(lambda: enforced(source.table) == {ALICE: {PRODUCE: 10.0}})
+        await until(lambda: dict(enforced(source.table)) == {ALICE: {PRODUCE: 10.0}})
 
 
 def test_replaced_file_keeps_permissions_and_follows_no_link(tmp_path: Path) -> None:
@@ -238,11 +238,11 @@ async def test_the_last_quotas_known_stay_while_no_broker_answers(monkeypatch: p
         before = source.state.poll_failures
         brokers.answers["a"] = "a: gone"
         await until(lambda: source.state.poll_failures > before)
-        assert (source.state.successful, enforced(source.table)) == (False, {ALICE: {PRODUCE: 10.0}})
+        assert (source.state.successful, dict(enforced(source.table))) == (False, {ALICE: {PRODUCE: 10.0}})
         assert not_ready(VIEW, source) == []
         brokers.answers["a"] = {}
         await until(lambda: source.state.successful)
-        assert enforced(source.table) == {}
+        assert dict(enforced(source.table)) == {}
 
 
 async def test_the_broker_that_answered_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,10 +264,10 @@ async def test_asks_again_a_broker_that_learns_late(monkeypatch: pytest.MonkeyPa
 
     async def alter(limit: float, asked_then: int) -> None:
         await trio.testing.wait_all_tasks_blocked()
-        brokers.answers["a"] = [enforced(source.table), enforced(source.table), {ALICE: {PRODUCE: limit}}]
+        brokers.answers["a"] = [dict(enforced(source.table)), dict(enforced(source.table)), {ALICE: {PRODUCE: limit}}]
         source.altered_at_the_broker()
         await until(lambda: len(brokers.asked) == asked_then)
-        assert enforced(source.table) == {ALICE: {PRODUCE: limit}}
+        assert dict(enforced(source.table)) == {ALICE: {PRODUCE: limit}}
 
     async with running(source):
         await until(lambda: len(brokers.asked) == 1)

@@ -108,4 +108,4 @@ def test_alterations_apply_over_any_file(in_file: Overlay, alterations: Any) -> 
                 of[key] = value
         if not of:
             del model[entity]
-        assert enforced(laid_over(file, overlay)) == model
+        assert dict(enforced(laid_over(file, overlay))) == model

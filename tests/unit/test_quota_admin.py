@@ -94,7 +94,7 @@ def test_caps_of_an_address_stay_when_its_rate_is_altered() -> None:
         table.alter(entity(ip="1.2.3.4"), connection_creation_rate=rate)
         assert set(table.in_force.connections.entries) == {ConnectionEntry(EntityType.IP, "1.2.3.4", rate, 3), user}
     shadow = Table(connections=[ConnectionEntry(EntityType.IP, DEFAULT, 5.0, 3, mode="shadow")])
-    assert enforced(shadow.in_force) == {}
+    assert dict(enforced(shadow.in_force)) == {}
     shadow.alter(entity(ip=None), connection_creation_rate=None)
     assert shadow.in_force.connections.entries == shadow.in_file.connections.entries
     shadow.alter(entity(ip=None), connection_creation_rate=9.0)
@@ -122,11 +122,11 @@ def test_g9_g10_filters_that_make_no_sense(components: list[tuple[str, int, str 
 
 def test_overlay_enforces_limits_of_shadow_entity() -> None:
     table = Table(Entry("a", None, 1.0, 2.0, mode="shadow"))
-    assert enforced(table.in_force) == {}
+    assert dict(enforced(table.in_force)) == {}
     table.alter(entity("a"), producer_byte_rate=None)  # not in force: nothing to remove
     assert table.overlay == {}
     table.alter(entity("a"), producer_byte_rate=9.0)
-    assert enforced(table.in_force) == {entity("a"): {PRODUCE: 9.0}}
+    assert dict(enforced(table.in_force)) == {entity("a"): {PRODUCE: 9.0}}
     assert table.in_force.entries == (Entry("a", None, 9.0),)
     table.alter(entity("a"), producer_byte_rate=None)
     assert table.in_force.entries == table.in_file.entries
@@ -137,6 +137,6 @@ def test_candidates_follow_altered_and_removed_limits() -> None:
     table = Table(Entry("a", None, 10.0, candidate=candidate))
     table.alter(entity("a"), producer_byte_rate=9.0)
     assert table.in_force.entries == (Entry("a", None, 9.0, candidate=candidate),)
-    assert enforced(table.in_force) == {entity("a"): {PRODUCE: 9.0}}
+    assert dict(enforced(table.in_force)) == {entity("a"): {PRODUCE: 9.0}}
     table.alter(entity("a"), producer_byte_rate=None)
     assert table.in_force.entries == ()

@@ -78,7 +78,7 @@ def test_describe_shows_enforced_quotas_once_permitted(version: int, cut: tools.
     assert read_described(version, answer[HEAD[version] :]) == {ALICE: {PRODUCE: 1000.0}}
     from_client(one, request(DESCRIBE, version, 1, describe_request(version)), cut=cut)
     answer = from_broker(one, response(DESCRIBE, version, 1, described(version)), cut=cut)
-    assert read_described(version, answer[HEAD[version] :]) == enforced(authority.table)
+    assert read_described(version, answer[HEAD[version] :]) == dict(enforced(authority.table))
 
 
 @versions

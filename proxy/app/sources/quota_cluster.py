@@ -142,7 +142,7 @@ class ClusterSource(QuotaSource):
         found = quotas.get(entity)
         if found is None:  # the address may be spelled in another way
             found = next((limits for named, limits in quotas.items() if canonical(named) == entity), {})
-        if key in found and key not in enforced(self._in_file).get(entity, {}):
+        if key in found and key not in dict(enforced(self._in_file)).get(entity, {}):
             return self.managed
         return "in the configuration file"
 

@@ -34,7 +34,7 @@ from quota.admin import (
     Entity,
     Op,
     Validated,
-    each_enforced,
+    enforced,
     entity_of,
     selection,
     validate_one,
@@ -158,7 +158,7 @@ class QuotaAdmin:
                 _NO_THROTTLE + _described_head(version, error) + array_head(-1, bool(version)) + _tags(version)
             )
         found = []
-        for number, (entity, limits) in enumerate(each_enforced(table), 1):
+        for number, (entity, limits) in enumerate(enforced(table), 1):
             if chosen(entity):
                 found.append(_described_entry(version, entity, limits))
             if number % SLICE == 0:
