@@ -73,9 +73,7 @@ class _Partition:
     @property
     def oldest_ms(self) -> float | None:
         """When the oldest of our own records that did not come back was handed over."""
-        for sent in self.in_flight.values():
-            return sent.at_ms
-        return None
+        return next((sent.at_ms for sent in self.in_flight.values()), None)
 
 
 @dataclass(slots=True)
@@ -198,9 +196,8 @@ class Fleet:
             own.used_ms = now
         if own.used_ms is None:
             return
-        others = sum(1 for _ in self._others(group, now))
         share = own.claim.held + floor_share(self.known)
-        own.estimate.sample(fraction, short, share, CAPACITY / (1 + others))
+        own.estimate.sample(fraction, short, share, CAPACITY / self.instances(group, now))
 
     def read(self, partition: int, data: bytes, now: float) -> None:
         """A record of the topic, in the order of its partition. Only a record of this fleet changes anything."""
