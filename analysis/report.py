@@ -37,10 +37,10 @@ class Context:
 
     def libraries(self) -> DataFrame:
         """The library of each client; of several the last one in alphabetical order."""
-        if (rollup := self.intake.rollups("day")) is not None:
-            return rollup.groupBy(*CLIENT).agg(F.max("library").alias("library"))
-        # Separate from sums, as it is a string: among them it would make Spark sort all records.
-        libraries = self.records.select(*CLIENT, F.col("client_library").alias("library")).distinct()
+        libraries = self.intake.rollups("day")
+        if libraries is None:
+            # Separate from sums, as it is a string: among them it would make Spark sort all records.
+            libraries = self.records.select(*CLIENT, F.col("client_library").alias("library")).distinct()
         return libraries.groupBy(*CLIENT).agg(F.max("library").alias("library"))
 
     def promised(self) -> DataFrame:
