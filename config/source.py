@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
 import yaml
@@ -139,12 +140,7 @@ class Source:
     def root(self) -> yaml.Node | None:
         """The document's YAML nodes, with their positions."""
         if self._root is None and self.text is not None:
-            loader = Loader(self.text)
-            try:
-                for _ in range(self.document + 1):
-                    self._root = loader.get_node() if loader.check_node() else None
-            finally:
-                loader.dispose()
+            self._root = next(islice(yaml.compose_all(self.text, Loader), self.document, None), None)
         return self._root
 
     def has(self, place: Place) -> bool:
@@ -160,11 +156,12 @@ class Source:
     def problem(self, place: Place, expected: str, value: Any = MISSING, *, at_key: bool = False) -> Problem:
         """A problem at a place; for a place that does not exist (a missing key) the position of its parent."""
         place = self._as_written(place)
-        key, node = _find(self.root, place)
-        outer = place
-        while node is None and outer:
-            outer = outer[:-1]
-            key, node = None, _find(self.root, outer)[1]
+        key, node = None, self.root
+        for part in place:
+            key, inner = _step(node, part, 0)
+            if inner is None:
+                break
+            node = inner
         return self.problem_at(key if at_key and key is not None else node, place, expected, value)
 
     def problem_at(self, found: Any, place: Place, expected: str, value: Any = MISSING) -> Problem:
@@ -417,18 +414,8 @@ class _Reader:
             source.more_problems += 1
 
 
-def _find(root: yaml.Node | None, place: Place) -> tuple[yaml.Node | None, yaml.Node | None]:
-    """The nodes of the key (None for items of lists) and of the value at a place; (None, None) if there is none."""
-    key: yaml.Node | None = None
-    node = root
-    for part in place:
-        key, node = _step(node, part, 0)
-        if node is None:
-            return None, None
-    return key, node
-
-
 def _step(node: yaml.Node | None, part: str | int, depth: int) -> tuple[yaml.Node | None, yaml.Node | None]:
+    """The nodes of the key (None for items of lists) and of the value; (None, None) if there is none."""
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
         return (None, node.value[part]) if part < len(node.value) else (None, None)
     if not isinstance(node, yaml.MappingNode) or depth > MAX_DEPTH:
