@@ -292,23 +292,14 @@ class FetchGrant:
 
     __slots__ = ("group", "head_bytes", "max_bytes", "paced_ms", "reserved", "throttle_ms")
 
-    def __init__(
-        self,
-        throttle_ms: int,
-        max_bytes: int | None,
-        group: QuotaCounter | None = None,
-        reserved: float = 0.0,
-        paced_ms: float = 0.0,
-        head_bytes: int = 0,
-    ) -> None:
+    def __init__(self, throttle_ms: int, max_bytes: int | None) -> None:
         self.throttle_ms = throttle_ms
         """> 0: not now; answer with an empty response and mute for this long."""
         self.max_bytes = max_bytes
         """The `max_bytes` granted; None for no limit."""
-        self.group = group
-        self.reserved = reserved
-        self.paced_ms = paced_ms
-        self.head_bytes = head_bytes
+        self.group: QuotaCounter | None = None
+        self.reserved = self.paced_ms = 0.0
+        self.head_bytes = 0
         """Bytes of the response that are no records, as far as they are known: more may be when it comes."""
 
 
