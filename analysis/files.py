@@ -150,11 +150,11 @@ def kept(frame: DataFrame, path: str) -> DataFrame:
     return frame.sparkSession.read.schema(frame.schema).parquet(path)  # with a schema no file is read for it
 
 
-def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str] = ()) -> None:
+def write_csv(frame: DataFrame, path: str, order: Sequence[Column | str]) -> None:
     """Write a result as one CSV file with a heading, replacing any existing one: one task writes and sorts it."""
     spark = frame.sparkSession
     parts = f"{path}.parts"
-    frame = frame.repartition(1).sortWithinPartitions(*order) if order else frame.coalesce(1)
+    frame = frame.repartition(1).sortWithinPartitions(*order)
     # Without the two options for white space Spark would strip it, and two names could become one.
     exact: dict[str, bool | str] = {
         "header": True,

@@ -98,7 +98,7 @@ class Table:
     frame: DataFrame | Callable[[Tables], DataFrame]
     """Or a function of the previous tables, as they were written."""
     caption: str
-    order: Sequence[Column | str] = ()
+    order: Sequence[Column | str]
     shown: int = 200
     """How many rows the page has; 0: none, the table is for plots and for readers of the files."""
     left_out: Sequence[str] = ()
@@ -166,5 +166,5 @@ def written(report: Report, directory: str) -> dict[str, DataFrame]:
         frame = table.frame if isinstance(table.frame, DataFrame) else table.frame(back)
         frame = kept(frame, f"{directory}/{name}.parquet")
         write_csv(frame, f"{directory}/{name}.csv", table.order)
-        back[name] = frame.orderBy(*table.order) if table.order else frame
+        back[name] = frame.orderBy(*table.order)
     return back
