@@ -9,7 +9,7 @@ of exponential smoothing (ADR 0027).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,25 +42,12 @@ _SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in (one.split() for one
 class Outlook:
     """The forecast."""
 
-    day: Days
     mean: Values
     low: Values
     high: Values
     """Bounds that contain a value with probability CERTAINTY."""
     growth: float
     """Per day, for an average weekday."""
-
-
-@dataclass(frozen=True, slots=True)
-class BackTest:
-    """The last weeks, as they would have been forecast from the weeks before."""
-
-    held_out: int
-    """Days."""
-    error_share: float
-    """The mean error over the mean value."""
-    covered_share: float
-    """Fraction of the days that were within the bounds."""
 
 
 def outlook(day: Days, value: Values, ahead: Days) -> Outlook | None:
@@ -86,23 +73,23 @@ def outlook(day: Days, value: Values, ahead: Days) -> Outlook | None:
     spread = np.sqrt(found.var_pred_mean + around * (1 + WEEK / len(day)))
     reach = stats.t.ppf((1 + CERTAINTY) / 2, freedom) * spread
     mean = np.asarray(found.predicted_mean)
-    return Outlook(
-        ahead, np.maximum(mean, 0.0), np.maximum(mean - reach, 0.0), np.maximum(mean + reach, 0.0),
-        float(result.params[1]),
-    )  # fmt: skip
+    low, mid, high = (np.maximum(one, 0.0) for one in (mean - reach, mean, mean + reach))
+    return Outlook(mid, low, high, float(result.params[1]))
 
 
-def back_test(day: Days, value: Values) -> BackTest | None:
-    """Hold out the last week, of eight and more the last two, and forecast them. None if too little would be left."""
+def back_test(day: Days, value: Values) -> dict[str, float]:
+    """Hold out the last week, of eight and more the last two, and forecast them: `held_out` (days), `error_share` (the
+    mean error over the mean value), `covered_share` (of the days, within the bounds). Empty if too little is left."""
     if len(day) < FEWEST_DAYS + WEEK:
-        return None
+        return {}
     held_out = min(max(len(day) // 4 // WEEK, 1) * WEEK, MAX_HELD_OUT)
     truth = value[-held_out:]
     found = outlook(day[:-held_out], value[:-held_out], day[-held_out:])
     if found is None or not truth.any():
-        return None
+        return {}
+    error_share = float(np.abs(found.mean - truth).mean() / truth.mean())
     within = (found.low <= truth) & (truth <= found.high)
-    return BackTest(held_out, float(np.abs(found.mean - truth).mean() / truth.mean()), float(within.mean()))
+    return {"held_out": held_out, "error_share": error_share, "covered_share": float(within.mean())}
 
 
 def every_day(day: Days, value: Values, last_day: int) -> tuple[Days, Values]:
@@ -142,10 +129,8 @@ def forecasts(last_day: int, horizon: int) -> Callable[[Iterator[pa.RecordBatch]
                 found = outlook(day, value, ahead)
                 if found is None:
                     continue
-                same = {"series": one["series"], "growth": found.growth}
-                if (tested := back_test(day, value)) is not None:
-                    same |= asdict(tested)
-                each = zip(*(column.tolist() for column in (found.day, found.mean, found.low, found.high)), strict=True)
+                same = {"series": one["series"], "growth": found.growth} | back_test(day, value)
+                each = zip(*(column.tolist() for column in (ahead, found.mean, found.low, found.high)), strict=True)
                 rows += [same | dict(zip(("day", "mean", "low", "high"), figures, strict=True)) for figures in each]
             yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
 
