@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from analysis.errors import WrongUseError
-from quota.counter import MutationAlgorithm
+from quota.counter import LedgerSettings
 from quota.entity import Kind
 from quota.table import RATE_FIELD, Entry, QuotaTable
 
@@ -32,11 +32,7 @@ class CandidateQuotas:
     """Quotas to try, and how they count."""
 
     table: QuotaTable
-    num_samples: int = 11
-    window_ms: int = 1000
-    mutation_num_samples: int = 11
-    mutation_window_ms: int = 1000
-    mutation_algorithm: MutationAlgorithm = "token_bucket"
+    settings: LedgerSettings = field(default_factory=LedgerSettings)
 
     def scaled(self, factor: float) -> CandidateQuotas:
         """The same entries with their limits multiplied."""
@@ -66,7 +62,7 @@ def load_candidate(path: str | Path) -> CandidateQuotas:
             config = load(path, on_paper=True)
         else:
             config = validate(Config, Source(str(path), _checked(path)))
-        return CandidateQuotas(table_in_force(config), **windows(config))
+        return CandidateQuotas(table_in_force(config), LedgerSettings(**windows(config)))
     except ConfigError as error:
         raise WrongUseError("\n".join(f"--candidate {problem}" for problem in error.problems)) from None
 

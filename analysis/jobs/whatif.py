@@ -19,6 +19,7 @@ from analysis.replay import RESULT, Rule, folded, most_in_window
 from analysis.report import Content, Context, Report, Table, Tables
 from analysis.session import ship_code
 from analysis.words import group_name, rate, several, share, span
+from quota.counter import LedgerSettings
 from quota.entity import Kind
 
 COLUMNS = (*AMOUNTS.values(), *(f"throttle_{kind}_seconds" for kind in Kind))
@@ -58,18 +59,17 @@ def families(candidates: Mapping[str, CandidateQuotas]) -> list[Family]:
         for kind in Kind:
             counters = frozenset((*entry.entity, one.table.of_fleet(entry)) for entry in one.entries(kind))
             if counters:
-                found.setdefault((kind, _rule(kind, one), counters), {})[name] = one
+                found.setdefault((kind, _rule(kind, one.settings), counters), {})[name] = one
     return [Family(kind, rule, of) for (kind, rule, _), of in found.items()]
 
 
-def _rule(kind: Kind, candidate: CandidateQuotas) -> Rule:
+def _rule(kind: Kind, settings: LedgerSettings) -> Rule:
     """How this kind counts."""
     if kind is Kind.MUTATION:
-        algorithm = candidate.mutation_algorithm
-        return Rule(candidate.mutation_num_samples, candidate.mutation_window_ms, tokens=algorithm)
+        return Rule(settings.mutation_num_samples, settings.mutation_window_ms, tokens=settings.mutation_algorithm)
     if kind is Kind.REQUEST:  # charged with milliseconds of busy time, limited in percent, by a sample at most
-        return Rule(candidate.num_samples, candidate.window_ms, 0.1, candidate.window_ms)
-    return Rule(candidate.num_samples, candidate.window_ms)
+        return Rule(settings.num_samples, settings.window_ms, 0.1, settings.window_ms)
+    return Rule(settings.num_samples, settings.window_ms)
 
 
 def run(context: Context) -> Report:

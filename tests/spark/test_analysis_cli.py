@@ -183,8 +183,8 @@ def test_a_candidate_has_the_algorithms_of_its_file(tmp_path: Path) -> None:
         values.write_text(f"quotas: [{{user: a, controller_mutation_rate: 5}}]\n{more}")
         found.write_text(kquota("check", "--on-paper", "--json", "--config", values).stdout)
         candidate = load_candidate(found)
-        assert candidate.mutation_algorithm == algorithm
-        assert (candidate.mutation_num_samples, candidate.mutation_window_ms) == (11, 1000)
+        assert candidate.settings.mutation_algorithm == algorithm
+        assert (candidate.settings.mutation_num_samples, candidate.settings.mutation_window_ms) == (11, 1000)
 
 
 @pytest.mark.parametrize(

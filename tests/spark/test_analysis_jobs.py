@@ -18,6 +18,7 @@ from config.load import load_bytes
 from config.table import entries
 from proxy.app.cli.main import app
 from proxy.app.common.top_k import label
+from quota.counter import LedgerSettings
 from quota.entity import DEFAULT
 from quota.table import MAX_LIMIT, Entry, QuotaTable
 from tests.lab.chart import CHART
@@ -321,7 +322,8 @@ def test_whatif_of_all_four_quotas(report: Make) -> None:
         Entry("r", request_percentage=50),
         Entry("m", controller_mutation_rate=2),
     ]
-    candidate = CandidateQuotas(QuotaTable(quotas), mutation_num_samples=3, mutation_algorithm="windowed_burst")
+    settings = LedgerSettings(mutation_num_samples=3, mutation_algorithm="windowed_burst")
+    candidate = CandidateQuotas(QuotaTable(quotas), settings)
     printed, out = report("whatif", rows, candidates={"c": candidate})
     groups = {(row["kind"], row["group_user"]): row for row in table(out, "groups")}
     names = ("limit", "seconds_over", "longest_delay_s", "extreme_in_window")
