@@ -27,7 +27,6 @@ from proxy.core.interceptors.intercept import (
     Forward,
     Interceptors,
     Outcome,
-    Reserved,
     Wait,
     Work,
 )
@@ -117,7 +116,7 @@ def _translate(nodes: Sequence[responses.NodeAddress], complete: bool) -> list[t
 
 
 def _session(
-    of: Ledger, *, interceptors: Interceptors | None = None, rewrite: bool = True, reserved: Reserved | None = None
+    of: Ledger, *, interceptors: Interceptors | None = None, rewrite: bool = True, reserved: ReservedTopic | None = None
 ) -> Driven:
     return Driven(
         of,

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from proxy.core.wire.lengths import Slices
-from proxy.core.wire.primitives import Buffer
 from quota.ledger import Account
 
 MAX_INTERCEPTED_BYTES: Final = 16 * 1024 * 1024
@@ -138,30 +137,6 @@ class Interceptor(Protocol):
 
     def request(self, request: AdminRequest, now_ms: float) -> Outcome:
         """Inspect a request. Raises WireError ("request_malformed") if it cannot be parsed: its connection ends."""
-
-
-class Looker(Protocol):
-    """Looks at a request while it is forwarded. Its methods may raise WireError and SessionError."""
-
-    def see(self, piece: Buffer) -> None:
-        """The next bytes, before they are forwarded."""
-
-    def unseen(self) -> int:
-        """How many of the next bytes may be forwarded unseen."""
-
-    def skip(self, count: int) -> None:
-        """So many of these were."""
-
-
-class Reserved(Protocol):
-    """Refuses requests that no interceptor keeps, and hides a topic in Metadata."""
-
-    name: bytes
-    """The topic's."""
-
-    def look(self, api_key: int, api_version: int, body: Buffer, is_whole: bool) -> Looker | None:
-        """A request whose body begins so, or is this whole. Returns what looks at the rest, if that is necessary.
-        Raises WireError if it cannot be parsed, and SessionError if it is refused."""
 
 
 Interceptors: TypeAlias = Mapping[int, Interceptor]

@@ -21,7 +21,6 @@ from proxy.core.interceptors.intercept import (
     Forward,
     Interceptor,
     Interceptors,
-    Looker,
     Outcome,
     Work,
     in_slices,
@@ -66,8 +65,9 @@ class ReservedTopic:
             return self._pass(request, now_ms)
         return Work(self._judge(request, now_ms))
 
-    def look(self, api_key: int, api_version: int, body: Buffer, is_whole: bool) -> Looker | None:
-        """See :meth:`proxy.core.interceptors.intercept.Reserved.look`. Versions that are not in the table pass."""
+    def look(self, api_key: int, api_version: int, body: Buffer, is_whole: bool) -> StreamWalk | None:
+        """A request whose body begins so, or is this whole. Returns what looks at the rest, if that is necessary.
+        Versions that are not in the table pass. Raises WireError if it cannot be parsed, SessionError if refused."""
         program = _WALKS.get(api_key << 16 | api_version)
         if program is None:
             return None

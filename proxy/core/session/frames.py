@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from proxy.core.interceptors.intercept import Looker
 from proxy.core.session.outgoing import NOTHING_READ, Buffer, Outgoing
 from proxy.core.wire import integers
+from proxy.core.wire.stream import StreamWalk
 
 FRAMES_PER_TURN: Final = 48
 """Frames that are taken in one direction before others are served. A frame takes 5 to 30 µs in pure Python, so a turn
@@ -98,8 +98,8 @@ class FrameReader:
         """What is left of the current frame is not forwarded."""
         self._filter: Filter | None = None
         """What is left of the current frame passes through this function."""
-        self._looker: Looker | None = None
-        """It is looked at by this one."""
+        self._looker: StreamWalk | None = None
+        """It is looked at by this one, which may raise WireError and SessionError."""
         self.left = 0
         """Bytes of the current frame that are still to come and are not looked at."""
         self.frames_left = 0
@@ -236,7 +236,7 @@ class FrameReader:
             elif start < stop:
                 self._out.forward(start, stop)
 
-    def look(self, looker: Looker) -> None:
+    def look(self, looker: StreamWalk) -> None:
         """`looker` sees what is left of the frame whose HEAD has just been followed."""
         self._looker = looker
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.core.auth.sasl import DEFAULT_CLAIM
-from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Reserved
+from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.session.auth import PROBE_VERSION, UNAUTHENTICATED, Auth
 from proxy.core.session.effects import Effects
 from proxy.core.session.exchange import MIN_MS, Exchange, InFlightRequest, RequestTime
@@ -42,7 +43,7 @@ class SessionState:
         sizes: SizeLimits = DEFAULT_SIZES,
         max_in_flight: int = 1024,
         interceptors: Interceptors = NO_INTERCEPTORS,
-        reserved: Reserved | None = None,
+        reserved: ReservedTopic | None = None,
         login_expected: bool = False,
         claim: str = DEFAULT_CLAIM,
         probe_version: int = PROBE_VERSION,

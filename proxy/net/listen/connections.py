@@ -16,7 +16,8 @@ import structlog
 import trio
 
 from proxy.core.errors import CloseReason, SessionError
-from proxy.core.interceptors.intercept import Interceptors, Reserved
+from proxy.core.interceptors.intercept import Interceptors
+from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.session.session import Session
 from proxy.core.session.state import SessionState
 from proxy.net.io.connection import Connection
@@ -62,7 +63,7 @@ class Connections:
     ledger: Ledger
     shared: Shared
     interceptors: Interceptors
-    reserved: Reserved | None
+    reserved: ReservedTopic | None
     admission: ConnectionAdmission
     identification: Identification
     interception: Interception | None

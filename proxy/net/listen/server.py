@@ -10,7 +10,8 @@ from typing import Final
 import structlog
 import trio
 
-from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors, Reserved
+from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
+from proxy.core.interceptors.reserved_topic import ReservedTopic
 from proxy.core.telemetry.observer import ConnectionInfo, Counters
 from proxy.net.close_log import CloseLogLimiter
 from proxy.net.io import host
@@ -46,7 +47,7 @@ class Proxy:
         ledger: Ledger,
         counters: Counters | None = None,
         interceptors: Interceptors = NO_INTERCEPTORS,
-        reserved: Reserved | None = None,
+        reserved: ReservedTopic | None = None,
         loop: EventLoop | None = None,
         known_ports: Sequence[KnownPort] = (),
     ) -> None:
