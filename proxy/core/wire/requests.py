@@ -19,7 +19,7 @@ from proxy.core.wire.apis import (
     version_range,
 )
 from proxy.core.wire.frames import MAX_FRAME_BYTES, MIN_REQUEST_BYTES, WireError, bad_size, diagnose
-from proxy.core.wire.primitives import FRAME_PREFIX_BYTES, INT16, INT32, TAGS, Buffer, Program, read_uvarint
+from proxy.core.wire.primitives import FRAME_PREFIX_BYTES, INT32, TAGS, Buffer, Program, read_uvarint
 from proxy.core.wire.walk import Short, Walker
 
 MAX_STRING_BYTES: Final = 32_767
@@ -109,8 +109,8 @@ def parse_request_header(
     api_key, api_version = integers.int16(buf, frame + 4), integers.int16(buf, frame + 6)
     headers, names = HEADERS, _client_ids
     header_version = headers[apis.place(api_key, api_version)]
-    if header_version == _UNKNOWN:
-        return _parse_unknown(buf, frame, end)
+    if header_version == _UNKNOWN:  # only what all headers have in common is parsed
+        _check_protocol(buf, frame)
     correlation_id, length = integers.int32(buf, frame + 8), integers.int16(buf, frame + 12)
     pos = frame + _FIXED_BYTES
     if header_version == 0:
@@ -142,7 +142,13 @@ def parse_request_header(
             if after is None:
                 return None
             pos = after
-    return _header(size, api_key, api_version, correlation_id, client_id, pos, True)
+    return _header(size, api_key, api_version, correlation_id, client_id, pos, header_version != _UNKNOWN)
+
+
+def _check_protocol(buf: Buffer, frame: int) -> None:
+    other = diagnose(buf[frame : frame + 4])
+    if other is not None:
+        raise WireError(*other)
 
 
 def _parse_short(buf: Buffer, frame: int, end: int, max_frame_bytes: int) -> RequestHeader | None:
@@ -160,26 +166,6 @@ def _parse_short(buf: Buffer, frame: int, end: int, max_frame_bytes: int) -> Req
     if size < _FIXED_BYTES - FRAME_PREFIX_BYTES:
         raise _cut_header(size)
     return None
-
-
-def _parse_unknown(buf: Buffer, frame: int, end: int) -> RequestHeader | None:
-    """An API or version that is not in the table: only what all headers have in common is parsed."""
-    other = diagnose(buf[frame : frame + 4])
-    if other is not None:
-        raise WireError(*other)
-    size, api_key, api_version, correlation_id = _NO_CLIENT_ID.unpack_from(buf, frame)
-    length = INT16.unpack_from(buf, frame + _NO_CLIENT_ID_BYTES)[0]
-    pos: int = frame + _FIXED_BYTES
-    body = pos + max(length, 0)
-    if length < -1:
-        raise WireError("header_malformed", f"the client id's length is {length}, expected -1 or more")
-    if body > frame + FRAME_PREFIX_BYTES + size:
-        raise _cut_header(size)
-    if body > end:
-        return None
-    raw = bytes(buf[pos:body])
-    client_id = _client_ids.get(raw) or _decode_client_id(raw)
-    return _header(size, api_key, api_version, correlation_id, client_id, body, False)
 
 
 def _cut_header(size: int) -> WireError:
