@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from proxy.core.errors import CloseReason
 from proxy.core.session.effects import NEVER, Effects
 from proxy.core.session.outgoing import Outgoing
 from proxy.core.session.session import Session
 from proxy.core.session.state import SessionState
-from proxy.core.session.states import BROKER, CLIENT, Broker, Client, Event, step
+from proxy.core.session.states import Client
 from proxy.core.telemetry.observer import Counters
 from quota.entity import Kind
 from quota.ledger import Ledger
@@ -38,7 +37,8 @@ class Flow:
 
     kind: Kind
     out: Outgoing
-    moved_bytes: int = 0
+    handshake_bytes: int = HANDSHAKE_BYTES
+    """What is left of these; not above 0: none."""
     muted: bool = False
     until_ms: float = 0.0
     """The end of the latest mute."""
@@ -51,7 +51,7 @@ class Flow:
 class OpaqueSession(Session):
     """One client connection and its broker connection, of which only bytes are counted."""
 
-    __slots__ = ("_account", "_active_ms", "_down", "_leaving", "_muted", "_up")
+    __slots__ = ("_account", "_active_ms", "_down", "_muted", "_up")
 
     def __init__(self, ledger: Ledger, counters: Counters, *, user: str, effects: Effects | None = None) -> None:
         """As `SessionState`."""
@@ -59,9 +59,10 @@ class OpaqueSession(Session):
         self._up = Flow(Kind.PRODUCE, self._effects.to_broker)
         self._down = Flow(Kind.FETCH, self._effects.to_client)
         self._active_ms = -inf
-        self._leaving: CloseReason | None = None
         self._muted = False
-        self._account = ledger.account(user, "")
+        self.requests.software = SOFTWARE
+        self.requests.established = True  # no first request can be waited for
+        self._account = self.requests.joined[""] = ledger.account(user, "")
         self._account.join()
         ledger.wake(self._account)
         counters.passthrough.opened += 1
@@ -71,57 +72,29 @@ class OpaqueSession(Session):
 
     def on_client_bytes(self, view: memoryview, count: int, now_ms: float) -> Effects:
         """The first `count` bytes of the view came from the client."""
+        self.throttle.client_bytes += count
         self._effects.begin()
         self._pass(self._up, view, count, now_ms)
-        if self.broker is Broker.ABSENT:
-            self.broker = step(BROKER, self.broker, Event.REQUEST)
-            self._effects.connect = True
         return self._next(now_ms)
 
     def on_broker_bytes(self, view: memoryview, count: int, now_ms: float, arrived_ms: float) -> Effects:
         """The first `count` bytes of the view came from the broker."""
+        self.responses.bytes_total += count
         self._effects.begin()
         self._pass(self._down, view, count, now_ms)
         return self._next(now_ms)
 
-    def on_client_end(self, now_ms: float) -> Effects:
-        """The client sends no more."""
-        self._effects.begin()
-        self.client = step(CLIENT, self.client, Event.END)
-        self._leaving = self._leaving or CloseReason.CLIENT_CLOSED
-        return self._next(now_ms)
-
     def on_unread(self, unread_bytes: int, closed: bool, now_ms: float) -> Effects:
         """The client, which is muted, has sent `unread_bytes` more: they are read when the mute is over."""
-        self._effects.begin()
-        return self._next(now_ms)
-
-    def on_broker_end(self, now_ms: float) -> Effects:
-        """The broker has closed the connection."""
-        self._effects.begin()
-        self.broker = step(BROKER, self.broker, Event.END)
-        self._effects.ended = CloseReason.BROKER_CLOSED
-        return self._next(now_ms)
-
-    def on_connected(self, round_trip_ms: float, now_ms: float) -> Effects:
-        """The broker's connection is up."""
-        self._effects.begin()
-        self.broker = step(BROKER, self.broker, Event.CONNECTED)
-        return self._next(now_ms)
+        return self.on_deadline(now_ms)
 
     def on_deadline(self, now_ms: float) -> Effects:
-        """The time that `effects.wake_at_ms` named has come."""
+        """As `Session.on_deadline`."""
         self._effects.begin()
         for flow in (self._up, self._down):
             if flow.muted and flow.until_ms <= now_ms:
                 flow.muted = False
                 self._queue(flow, now_ms)
-        return self._next(now_ms)
-
-    def on_drain(self, now_ms: float) -> Effects:
-        """Close as soon as the connection is idle."""
-        self._effects.begin()
-        self._leaving = self._leaving or (CloseReason.MAX_AGE if self.retiring else CloseReason.DRAINED)
         return self._next(now_ms)
 
     def close(self, now_ms: float) -> None:
@@ -135,8 +108,6 @@ class OpaqueSession(Session):
             ledger.leave_queue(self._account, flow.kind, flow)
         self._count_muted()
         counters.passthrough.open -= 1
-        self._account.leave()
-        ledger.wake(self._account)
 
     # ---- what they do -----------------------------------------------------------------------------------------------
 
@@ -145,7 +116,7 @@ class OpaqueSession(Session):
         flow.out.use(view)
         flow.out.forward(0, count)
         self._active_ms = now_ms
-        flow.moved_bytes += count
+        flow.handshake_bytes -= count
         state, account = self.state, self._account
         state.counters.passthrough.bytes[flow.kind.value] += count
         state.ledger.wake(account)
@@ -158,23 +129,24 @@ class OpaqueSession(Session):
 
     def _queue(self, flow: Flow, now_ms: float) -> None:
         """Wait for the group's debt, before the next bytes are read."""
-        if flow.moved_bytes >= HANDSHAKE_BYTES:
+        if flow.handshake_bytes <= 0:
             wait_ms = self.state.ledger.queue(self._account, flow.kind, flow, CHUNK_BYTES, now_ms, True)
             if wait_ms:
                 flow.mute(now_ms + wait_ms)
 
     def _next(self, now_ms: float) -> Effects:
         effects, up, down = self._effects, self._up, self._down
-        effects.read_client = not up.muted and self.client is Client.OPEN and self.broker is not Broker.DIALLING
+        effects.read_client = not up.muted and self.client in (Client.OPEN, Client.LAST)
         effects.read_broker = not down.muted
         waits = [flow.until_ms for flow in (up, down) if flow.muted]
-        if self._leaving is not None and effects.ended is None:
+        if self.client is not Client.OPEN:
             quiet_ms = max(self._active_ms, up.until_ms, down.until_ms) + QUIET_MS
             if now_ms >= quiet_ms:
-                effects.ended = self._leaving
+                effects.ended = self._last_reason()
             else:
                 waits.append(quiet_ms)
         effects.wake_at_ms = min(waits, default=NEVER)
+        self._settle_broker()
         self._count_muted()
         return effects
 
@@ -193,36 +165,7 @@ class OpaqueSession(Session):
         """What is in flight cannot be seen."""
         return False
 
-    def describe(self, now_ms: float) -> str:
-        """As `Session.describe`."""
-        return "muted" if self.mute_until_ms > now_ms else "open"
-
     @property
     def mute_until_ms(self) -> float:
         """One direction is not read before this time."""
         return max(self._up.until_ms, self._down.until_ms)
-
-    @property
-    def software(self) -> str:
-        """In place of a client library."""
-        return SOFTWARE
-
-    @property
-    def client_ids(self) -> list[str]:
-        """None can be seen: the client-id is empty."""
-        return [""]
-
-    @property
-    def under_way(self) -> bool:
-        """No first request can be waited for."""
-        return True
-
-    @property
-    def client_bytes_total(self) -> int:
-        """Bytes received from the client."""
-        return self._up.moved_bytes
-
-    @property
-    def broker_bytes_total(self) -> int:
-        """Bytes received from the broker."""
-        return self._down.moved_bytes

@@ -52,6 +52,6 @@ cdef class Session:
     @cython.locals(effects=EffectsType, reader=FrameReaderType, plain=cython.bint, up=cython.bint)
     cdef object _settle_plain(self, bint waits)
     cdef object _carry_out(self, double now_ms)
-    cdef object _settle_broker(self)
+    cpdef object _settle_broker(self)
     cdef object _settle_client(self)
     cdef object _fail(self, object error)

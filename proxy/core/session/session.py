@@ -129,13 +129,11 @@ class Session:
     def on_client_end(self, now_ms: float) -> Effects:
         """The client sends no more. What it is owed is still delivered: a broker that sees the end of its input closes
         at once, answers owed or not."""
-        self._begin()
         self.client = step(CLIENT, self.client, Event.END)
-        return self._settle(now_ms)
+        return self.on_deadline(now_ms)
 
     def on_unread(self, unread_bytes: int, closed: bool, now_ms: float) -> Effects:
         """The client, which is muted or queued, has sent `unread_bytes` more; `closed`: and nothing follows them."""
-        self._begin()
         throttle, reader = self.throttle, self.requests.reader
         left_bytes = reader.kept_bytes() + unread_bytes
         place = throttle.place
@@ -147,16 +145,15 @@ class Session:
             # The client sends a request that was not forwarded again, on another connection.
             if not (left_bytes if place is None else throttle.keeps(left_bytes, now_ms)):
                 self.client = step(CLIENT, self.client, Event.END)
-        return self._settle(now_ms)
+        return self.on_deadline(now_ms)
 
     # ---- doors: the broker ------------------------------------------------------------------------------------------
 
     def on_connected(self, round_trip_ms: float, now_ms: float) -> Effects:
         """The broker's connection is up. No broker thread works on a request during the network's `round_trip_ms`."""
-        self._begin()
         self.broker = step(BROKER, self.broker, Event.CONNECTED)
         self.state.request_time.round_trip_ms = round_trip_ms
-        return self._settle(now_ms)
+        return self.on_deadline(now_ms)
 
     def on_broker_bytes(self, view: memoryview, count: int, now_ms: float, arrived_ms: float) -> Effects:
         """The first `count` bytes of a writable view came from the broker, perhaps as early as `arrived_ms`."""
@@ -182,13 +179,13 @@ class Session:
 
     def on_broker_end(self, now_ms: float) -> Effects:
         """The broker has closed the connection."""
-        self._begin()
         self.broker = step(BROKER, self.broker, Event.END)
-        self._effects.ended = CloseReason.BROKER_CLOSED
         error = self.auth.broker_ended()
+        effects = self.on_deadline(now_ms)
+        effects.ended = CloseReason.BROKER_CLOSED
         if error is not None:
             self._fail(error)
-        return self._settle(now_ms)
+        return effects
 
     # ---- doors: time, and what the shell was asked for --------------------------------------------------------------
 
@@ -208,21 +205,18 @@ class Session:
 
     def on_identity(self, user: str, now_ms: float) -> Effects:
         """The client has proved to be `user`: charge it for further requests, but not for earlier ones."""
-        self._begin()
         self.requests.identify(user)
-        return self._settle(now_ms)
+        return self.on_deadline(now_ms)
 
     def on_decision(self, outcome: Outcome, now_ms: float) -> Effects:
         """`effects.ask` has decided about the request that waits."""
-        self._begin()
         self.exchange.decide(outcome)
-        return self._settle(now_ms)
+        return self.on_deadline(now_ms)
 
     def on_drain(self, now_ms: float) -> Effects:
         """Begin no further request; end when everything in flight has been answered."""
-        self._begin()
         self.client = step(CLIENT, self.client, Event.DRAIN)
-        return self._settle(now_ms)
+        return self.on_deadline(now_ms)
 
     def retire(self) -> None:
         """Use no shorter door any more: the shell asks `may_end` after every one."""
@@ -384,8 +378,13 @@ class Session:
         # A client that ended inside a request is not waited for: its broken request will never be answered.
         owed = self.broker is _UP and not self.quiet and self.client_at_boundary
         if not owed and effects.ended is None:
-            drained = CloseReason.MAX_AGE if self.retiring else CloseReason.DRAINED
-            effects.ended = CloseReason.CLIENT_CLOSED if self.client is Client.ENDED else drained
+            effects.ended = self._last_reason()
+
+    def _last_reason(self) -> CloseReason:
+        """Why a connection ends on which no further request is begun."""
+        if self.client is Client.ENDED:
+            return CloseReason.CLIENT_CLOSED
+        return CloseReason.MAX_AGE if self.retiring else CloseReason.DRAINED
 
     def _fail(self, error: SessionError) -> None:
         if self._effects.close is None:
@@ -428,7 +427,7 @@ class Session:
     def describe(self, now_ms: float) -> str:
         """What the client waits for at `now_ms`, or that it is open, in one word: the first that applies."""
         throttle, exchange = self.throttle, self.exchange
-        if throttle.until_ms > now_ms:
+        if self.mute_until_ms > now_ms:
             return "muted" if throttle.place is None else "queued"
         if self.auth.blocks:
             return "login"
