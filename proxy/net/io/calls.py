@@ -20,8 +20,6 @@ _LONGEST_WAIT_S: Final = 2e6
 class PlainEndpoint(Endpoint):
     """A TCP or Unix socket."""
 
-    __slots__ = ()
-
     def receive(self, buffer: memoryview, count: int) -> int:
         """See :meth:`Endpoint.receive`."""
         try:
@@ -48,8 +46,6 @@ def splice(source_fd: int, sink_fd: int, count: int, more: bool) -> int:
 
 class Poller:
     """An epoll instance. `wait` is the only call that blocks, and it releases the GIL meanwhile."""
-
-    __slots__ = ("_epoll", "_events", "fd")
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

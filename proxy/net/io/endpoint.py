@@ -13,8 +13,6 @@ class Endpoint:
     All methods raise OSError for a connection that has failed.
     """
 
-    __slots__ = ("fd", "sock", "splices")
-
     def __init__(self, sock: socket, *, splices: bool) -> None:
         self.sock = sock
         """For everything that is not done on each read."""

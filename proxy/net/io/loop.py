@@ -41,8 +41,6 @@ WATCHED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLOUT | select.E
 class Clock:
     """The data path's clock, in seconds; with `source`, that one instead (a test's)."""
 
-    __slots__ = ("_source",)
-
     def __init__(self, source: Callable[[], float] | None = None) -> None:
         """`source` returns the time; None: it is CLOCK_MONOTONIC."""
         self._source = source
@@ -54,8 +52,6 @@ class Clock:
 
 class Handler:
     """What runs when a socket is ready, when its turn comes, or at a certain time."""
-
-    __slots__ = ("at_s", "over", "queued", "readable", "waits_for_writable")
 
     def __init__(self) -> None:
         self.readable = True
@@ -82,8 +78,6 @@ class Handler:
 
 class Watch:
     """One socket that is watched: who reads it, and who writes to it."""
-
-    __slots__ = ("reader", "writer")
 
     def __init__(self, reader: Handler, writer: Handler) -> None:
         self.reader = reader

@@ -69,21 +69,6 @@ class Direction(Handler):
     else read --> a door of the session --> `ConnectionPair.apply` --> `send`
     """
 
-    __slots__ = (
-        "_buffer",
-        "_buffer_bytes",
-        "_loop",
-        "_pair",
-        "_splice",
-        "_upward",
-        "moves",
-        "open",
-        "sink",
-        "source",
-        "unfinished",
-        "unsent",
-    )
-
     def __init__(self, pair: ConnectionPair, shared: Shared, upward: bool) -> None:
         """`upward`: from the client to the broker."""
         super().__init__()
@@ -259,27 +244,6 @@ class Direction(Handler):
 
 class ConnectionPair:
     """A client's connection and its broker connection, which is made when the first request has come."""
-
-    __slots__ = (
-        "_ahead_bytes",
-        "_changed",
-        "_identify",
-        "_loop",
-        "_may_read",
-        "_shared",
-        "_splice_min_bytes",
-        "_wake_at_ms",
-        "active_s",
-        "closed",
-        "compliance",
-        "down",
-        "more",
-        "reason",
-        "session",
-        "up",
-        "wants_broker",
-        "yields",
-    )
 
     def __init__(
         self,

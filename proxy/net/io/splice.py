@@ -22,8 +22,6 @@ SHARE: Final = 8
 class Pipe:
     """A kernel pipe; `size_bytes` is what it can hold."""
 
-    __slots__ = ("next", "read_fd", "size_bytes", "write_fd")
-
     def __init__(self) -> None:
         self.next: Pipe | None = None
         """In the pool: the one that was given back before it."""
@@ -41,8 +39,6 @@ class Pipe:
 
 class PipePool:
     """Empty pipes to reuse. `pipes_open` counts all that exist, so that tests can detect a leak."""
-
-    __slots__ = ("_count", "_free", "pipes_open")
 
     def __init__(self) -> None:
         self._free: Pipe | None = None
@@ -110,8 +106,6 @@ DONE, EMPTY, FULL, SHARED, ENDED, NO_PIPE, SOURCE_FAILED, SINK_FAILED = Step
 
 class Splice:
     """One direction of a connection pair. Holds a pipe only while there are bytes inside."""
-
-    __slots__ = ("_pipe", "_pool", "error", "inside", "moved")
 
     def __init__(self, pool: PipePool) -> None:
         self._pool = pool
