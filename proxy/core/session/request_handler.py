@@ -461,7 +461,7 @@ class RequestHandler:
         elif api_key == LEAVE_GROUP or (field is not None and field < 0):
             throttle.slices.leaves(now_ms)
         else:
-            throttle.heartbeat()
+            throttle.carries(None)
         return _FORWARD
 
     def _count(self, account: Account, api_key: int) -> None:

@@ -186,17 +186,13 @@ class Slices:
             self.most_ms, self._members_until_ms = UNSLICED_MS, math.inf
         return min(delay_ms, self.most_ms)
 
-    def carries(self, session_ms: int = UNKNOWN_SESSION_MS) -> None:
-        """The connection carries heartbeats of a group's member, which is expelled when none comes within
-        `session_ms`."""
+    def carries(self, session_ms: int | None) -> None:
+        """The connection carries heartbeats of a group's member, which is expelled when none comes within `session_ms`.
+        None: it may have joined on another connection."""
         self._members_until_ms = math.inf
+        if session_ms is None:
+            session_ms = UNKNOWN_SESSION_MS if self.most_ms == UNSLICED_MS else SLICES * self.most_ms
         self.most_ms = min(self.most_ms, max(session_ms // SLICES, MIN_SLICE_MS))
-
-    def heartbeat(self) -> None:
-        """The same for a member that may have joined on another connection."""
-        if self.most_ms == UNSLICED_MS:
-            self.carries()
-        self._members_until_ms = math.inf
 
     def leaves(self, now_ms: float) -> None:
         """A member leaves its group. Others on the connection heartbeat within a session; if none does, throttles are
@@ -272,17 +268,12 @@ class Throttle:
         """The end of a mute that a refusal interrupts."""
         self.arrivals: Final = Arrivals()
 
-    def carries(self, session_ms: int = UNKNOWN_SESSION_MS) -> None:
-        """The connection carries heartbeats of a group's member with a session of `session_ms`: throttles are cut to
-        slices of it. The rest of a debt delays the next requests in the gate, and a Fetch's is kept here. A broker cuts
+    def carries(self, session_ms: int | None) -> None:
+        """The connection carries heartbeats of a group's member (see `Slices.carries`): throttles are cut to slices of
+        its session. The rest of a debt delays the next requests in the gate, and a Fetch's is kept here. A broker cuts
         none, nor does `pacing: kafka`."""
         if self._ledger.settings.smooth:
             self.slices.carries(session_ms)
-
-    def heartbeat(self) -> None:
-        """The same for a member that may have joined on another connection."""
-        if self._ledger.settings.smooth:
-            self.slices.heartbeat()
 
     def answers_within(self, timeout_ms: int) -> None:
         """The client of transactions waits so long for an answer. Its EndTxn waits here for the end of a throttle.
