@@ -15,16 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from importlib import import_module
-from struct import Struct
 from typing import Any, Final
 
 from kio.serial import entity_reader
 
 from proxy.core.wire.bodies import class_of, encoded
 from proxy.core.wire.lengths import check_lengths
+from proxy.core.wire.primitives import INT32
 from proxy.core.wire.requests import FetchFields
-
-_INT32: Final = Struct(">i")
 
 FIRST_SESSION_VERSION: Final = 7
 FIRST_TOPIC_ID_VERSION: Final = 13
@@ -137,7 +135,7 @@ class FetchShaper:
         if fields.session_epoch > 0:
             missed = self.missed.get(fields.session_id)
             if missed is not None:
-                _INT32.pack_into(buf, fields.session_epoch_at, fields.session_epoch - missed.epochs)
+                INT32.pack_into(buf, fields.session_epoch_at, fields.session_epoch - missed.epochs)
 
     @staticmethod
     def _parse(body: memoryview | bytearray, version: int) -> Any | None:

@@ -351,7 +351,7 @@ class ConnectionPair:
         self._count_ahead(0)
         shared.effects.begin()  # an error refers to the frames of its traceback
         self._changed()
-        self._changed, self._identify = _unheard, _nobody
+        self._changed = self._identify = _unheard
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -587,10 +587,5 @@ class ConnectionPair:
         return self._loop.clock.now_s() * 1000.0
 
 
-def _unheard() -> None:
-    """`changed` of a connection that has ended."""
-
-
-def _nobody(_login: Login) -> str | None:
-    """`identify` of a connection that has ended."""
-    return None
+def _unheard(*_: object) -> None:
+    """`changed` and `identify` of a connection that has ended."""
