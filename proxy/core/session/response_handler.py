@@ -77,6 +77,7 @@ class ResponseHandler:
         self._timed: InFlightRequest | None = None
         """The latest request whose time has been charged; its response may be inspected again when more has arrived."""
         self.bytes_total = 0
+        """Bytes sent to the client."""
 
     def begin(self, now_ms: float, arrived_ms: float) -> None:
         """Responses are read that may have arrived as early as `arrived_ms`."""

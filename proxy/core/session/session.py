@@ -420,10 +420,6 @@ class Session:
             and not self.state.blocked(now_ms)
         )
 
-    def blocked(self, now_ms: float) -> bool:
-        """Whether no further request is taken, for whatever reason."""
-        return self.state.blocked(now_ms)
-
     def describe(self, now_ms: float) -> str:
         """What the client waits for at `now_ms`, or that it is open, in one word: the first that applies."""
         throttle, exchange = self.throttle, self.exchange
@@ -439,7 +435,7 @@ class Session:
 
     def note_mute(self, mute_ms: float, *, ignored: bool) -> None:
         """A mute of `mute_ms` is nearly over; `ignored`: the client went on sending in its second half."""
-        self.state.counters.libraries.note(self.software, mute_ms, ignored=ignored)
+        self.state.counters.libraries.note(self.requests.software, mute_ms, ignored=ignored)
         account = self.requests.account
         if account is not None:
             account.note_mute(ignored=ignored)
@@ -449,11 +445,6 @@ class Session:
     def user(self) -> str:
         """The user that is charged for further requests."""
         return self.auth.user
-
-    @property
-    def software(self) -> str | None:
-        """Client library and version, from ApiVersions v3+."""
-        return self.requests.software
 
     @property
     def client_ids(self) -> list[str]:
@@ -466,20 +457,10 @@ class Session:
         return self.throttle.until_ms
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes of requests that were read and have not been forwarded."""
-        return self.requests.reader.kept_bytes()
-
-    @property
     def client_at_boundary(self) -> bool:
         """True between two requests, all of which have been taken: a good place to stop reading."""
         asking = self.exchange.state is Answering.ASKING or self.auth.state is Proving.PROBING
         return self.requests.reader.at_boundary() and not asking
-
-    @property
-    def response_begun(self) -> bool:
-        """True in the middle of a response."""
-        return not self.responses.reader.at_boundary()
 
     @property
     def quiet(self) -> bool:
@@ -491,13 +472,3 @@ class Session:
         """True once a client may stay as long as it likes: it has logged in where the listener needs that, or else sent
         a request, even ApiVersions alone: clients open connections, ask for versions and keep them for later."""
         return self.requests.established or (self.requests.saw_request and not self.auth.expected)
-
-    @property
-    def client_bytes_total(self) -> int:
-        """Bytes received from the client."""
-        return self.throttle.client_bytes
-
-    @property
-    def broker_bytes_total(self) -> int:
-        """Bytes sent to the client."""
-        return self.responses.bytes_total

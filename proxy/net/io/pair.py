@@ -444,13 +444,13 @@ class ConnectionPair:
         if up.over or up.readable or queued:
             self.apply(session.on_unread(unread_bytes(client.sock), up.over, now_ms))
         if not self.closed:
-            self._count_ahead(session.kept_bytes)
+            self._count_ahead(session.requests.reader.kept_bytes())
 
     def _read_ahead(self, client: Endpoint, now_ms: float) -> None:
         """Read once what the client has sent, which the session keeps."""
         shared, up = self._shared, self.up
         left = (MAX_READ_AHEAD_BYTES_OF_ALL - shared.ahead_bytes + self._ahead_bytes) // 4
-        wanted = min(min(MAX_READ_AHEAD_BYTES, left) - self.session.kept_bytes, len(shared.buffer))
+        wanted = min(min(MAX_READ_AHEAD_BYTES, left) - self.session.requests.reader.kept_bytes(), len(shared.buffer))
         if wanted <= 0:
             return
         try:
@@ -466,7 +466,7 @@ class ConnectionPair:
 
     def _look(self, compliance: ThrottleComplianceProbe, now_s: float) -> None:
         """Look whether the client heeds its mute, if it is time to."""
-        if compliance.poll(now_s, self.session.client_bytes_total) and compliance.in_time(self._loop.clock.now_s()):
+        if compliance.poll(now_s, self.session.throttle.client_bytes) and compliance.in_time(self._loop.clock.now_s()):
             self.session.note_mute(compliance.mute_ms, ignored=compliance.ignored)
         self._come_back()
 

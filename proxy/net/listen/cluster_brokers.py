@@ -151,7 +151,7 @@ class ClusterBrokers:
         """Dial for a client. Raises UpstreamError, also if its request is the sidecar's own question, which has come
         back through a balancer or NAT: its connection would make the next."""
         oldest = session.exchange.oldest
-        if oldest is not None and session.software == "/".join(OWN_SOFTWARE):
+        if oldest is not None and session.requests.software == "/".join(OWN_SOFTWARE):
             for address in self._servers():
                 if self.access.correlation_id(*address) == oldest.correlation_id:
                     self._loops[address] = trio.current_time() + LOOP_S

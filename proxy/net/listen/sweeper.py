@@ -99,17 +99,17 @@ def traffic_sample(connection: Connection, now_s: float) -> TrafficSample:
     """Which peer is being waited for, and how much has moved."""
     session = connection.session
     client, broker = connection.sockets
-    request_begun, response_begun = not session.client_at_boundary, session.response_begun
+    request_begun, response_begun = not session.client_at_boundary, not session.responses.reader.at_boundary()
     sent = tcp_info(client)
     return TrafficSample(
         under_way=session.under_way,
-        muted=session.blocked(now_s * 1000.0),
+        muted=session.state.blocked(now_s * 1000.0),
         owed=session.exchange.count > 0,
         request_begun=request_begun,
-        client_bytes=session.client_bytes_total,
+        client_bytes=session.throttle.client_bytes,
         unread_requests=request_begun and unread_bytes(client) > 0,
         response_begun=response_begun,
-        broker_bytes=session.broker_bytes_total,
+        broker_bytes=session.responses.bytes_total,
         unread_responses=response_begun and broker is not None and unread_bytes(broker) > 0,
         unsent=sent.unsent_bytes > (MAX_CORKED_BYTES if response_begun else 0),
         acked_bytes=sent.acked_bytes,
