@@ -195,7 +195,7 @@ class Driven:
                 asks._produced_bytes, asks._unanswered, asks._current is not None,
             ),
             "responses": answers.bytes_total,
-            "time": (time.free_ms, time.recent, time._at, time.baseline_ms),
+            "time": (time.free_ms, time.recent, time._at, time.baseline_ms()),
             "turns": (
                 pair.up.unsent, pair.down.unsent, pair.active_s, pair.compliance is not None,
             ),

@@ -71,7 +71,7 @@ cdef class RequestTime:
                    most=cython.double, came=cython.double, handover_ms=cython.double, least_ms=cython.double, at=cython.Py_ssize_t, free_ms=cython.double)
     cpdef double busy_ms(self, int api_key, double sent_ms, double now_ms, long long work_bytes=*, double arrived_ms=*) except? -1.0
     @cython.locals(baseline=cython.double)
-    cdef double _most_ms(self) except? -1.0
+    cpdef double baseline_ms(self) except? -1.0
 
 
 cdef int _BUCKETS

@@ -325,7 +325,7 @@ class RequestTime:
             elapsed = now_ms - start_ms
             busy = least_ms if elapsed >= least_ms else elapsed if elapsed > 0.0 else 0.0
         if work_bytes:
-            most = self._most_ms() + work_bytes * _MS_PER_BYTE
+            most = self.baseline_ms() + work_bytes * _MS_PER_BYTE
             return busy if busy < most else most
         if api_key == _PRODUCE or (api_key != _FETCH and api_key in NEVER_WAIT):
             at = self._at
@@ -333,7 +333,7 @@ class RequestTime:
             self._at = at + 1 if at < _RECENT - 1 else 0
             self._baseline = _UNKNOWN
             return busy
-        most = self._most_ms()
+        most = self.baseline_ms()
         return busy if busy < most else most
 
     @property
@@ -341,12 +341,8 @@ class RequestTime:
         """The latest charges of requests that never wait, in no order."""
         return [self._recent[at] for at in range(RECENT)]
 
-    @property
     def baseline_ms(self) -> float:
         """The maximum charge of a request that may wait."""
-        return self._most_ms()
-
-    def _most_ms(self) -> float:
         baseline = self._baseline
         if baseline == _UNKNOWN:
             baseline = self._baseline = sorted(self.recent)[RECENT // 2]

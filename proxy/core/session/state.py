@@ -19,12 +19,6 @@ from proxy.core.wire.responses import Translate
 from quota.entity import Kind
 from quota.ledger import Account, Ledger
 
-
-def no_clock() -> float:
-    """Default of `cpu_ms`: what is computed here is charged as the cheapest request."""
-    return 0.0
-
-
 BUSY: Final = Kind.REQUEST  # an alias, as looking it up in the enum takes longer
 _FLOWING: Final = Answering.FLOWING
 
@@ -47,7 +41,7 @@ class SessionState:
         login_expected: bool = False,
         claim: str = DEFAULT_CLAIM,
         probe_version: int = PROBE_VERSION,
-        cpu_ms: Callable[[], float] = no_clock,
+        cpu_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`translate` says which addresses clients see instead of brokers'; None: rewrite nothing.
 
@@ -55,7 +49,8 @@ class SessionState:
         (`proxy.core.interceptors.intercept`). `reserved` refuses requests that name a topic, in whatever pieces they
         come. `login_expected`: the listener is known to need SASL, so what comes before the login is not charged.
         `claim` is the claim of OAUTHBEARER tokens that names the principal. `probe_version` is a version of Metadata
-        that the broker has. `cpu_ms()` is the CPU time of the thread, which answers that are made here are charged by.
+        that the broker has. `cpu_ms()` is the CPU time of the thread, by which answers that are made here are charged;
+        the default charges them as the cheapest request.
         """
         self.ledger = ledger
         self.cpu_ms = cpu_ms

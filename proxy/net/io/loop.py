@@ -138,8 +138,7 @@ class EventLoop:
 
     def post(self, call: Callable[[], object]) -> None:
         """Have the loop's thread call it, soon."""
-        self._posted.append(call)
-        self._has_posted = True
+        self.soon(call)
         os.eventfd_write(self._wakeup_fd, 1)
 
     # ---- the loop's thread ------------------------------------------------------------------------------------------
