@@ -77,7 +77,7 @@ def _checked(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise WrongUseError(f"--candidate {path}: cannot be read: {error.strerror or error}") from None
     except KeyError as error:
-        raise WrongUseError(f"{printed}, with {error}") from None
+        raise WrongUseError(f"{printed}; it has no {error}") from None
     except (TypeError, ValueError, AttributeError, RecursionError) as error:
         raise WrongUseError(f"{printed}: {error}") from None
 

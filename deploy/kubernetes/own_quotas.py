@@ -148,4 +148,4 @@ def _names(found: Iterable[Name]) -> list[str]:
 def _words(users: list[str], user: str, clients: list[str], client: str) -> str:
     whose = "a user without an entry" if user == users[0] else f"user {user}"
     which = "a client-id without an entry" if client == clients[0] else f"client-id {client or '(empty)'}"
-    return f"{which} of {whose}"
+    return f"for {whose}, {which}"

@@ -279,7 +279,7 @@ async def test_files_that_change(issuer: Authority, host: Issued, tmp_path: Path
         (second.chain.read_bytes(), host, r"listen\.tls\.key_file .*tls\.key: is not the key of the certificate"),
         (gone.chain.read_bytes(), gone, r"listen\.tls\.certificate_file .*tls\.crt: expired at 20"),
         (later.chain.read_bytes(), later, r"listen\.tls\.certificate_file .*tls\.crt: is not valid before 20"),
-        (whole + later.chain.read_bytes(), host, r"tls\.crt: certificate 2 in it is not valid before 20"),
+        (whole + later.chain.read_bytes(), host, r"tls\.crt: its certificate 2 is not valid before 20"),
         ((whole * 2)[:-30], host, r"tls\.crt: a certificate is truncated: expected -----END"),
         (b"nothing", host, "expected certificates in PEM form"),
     ]

@@ -75,7 +75,7 @@ def test_limits_and_counters_are_those_of_the_table(name: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("values", "printed"),
     [
-        ({"windows": {}}, "expected what `kquota check --json` prints for a valid configuration, with 'quotas'"),
+        ({"windows": {}}, "expected what `kquota check --json` prints for a valid configuration; it has no 'quotas'"),
         ({"windows": {}, "quotas": []}, "prints for a valid configuration, with 'num'"),
         ({"windows": WINDOWS | {"num": "11"}, "quotas": []}, 'quota.window.num: got "11", expected samples, a whole'),
         ({"windows": WINDOWS, "quotas": [{"user": "a", "producer_byte_rate": "x"}]}, 'producer_byte_rate: got "x"'),

@@ -101,7 +101,7 @@ def test_wrong_answer_of_a_sidecar_hides_no_other() -> None:
     errors = {one["url"].rpartition("/")[2]: one["error"] for one in found["sidecars"]}
     assert (errors.pop("good"), errors.pop("halves"), found["connections"]["states"]) == (None, None, {"muted": 6})
     assert set(errors) == {"rows", "types", "infinite", "texts"}
-    said = "unexpected answer (KeyError: 'limit'); is it the same kquota version?"
+    said = "unexpected answer (KeyError: 'limit'); does it run the same kquota version?"
     assert errors["rows"] == f"http://127.0.0.1:{port}/rows: {said}"
     assert all(": unexpected answer (" in text for text in errors.values())
 

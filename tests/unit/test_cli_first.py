@@ -104,8 +104,8 @@ NO_TLS = "listen: {tls: {certificate_file: /no/c, key_file: /dev/null}}"
         ("quotas: [{client-id: default, producer_byte_rate: 1M}]", "quotas[0].client-id", "did you mean <default>?"),
         ("quotas: [{user: <Default>, producer_byte_rate: 1M}]", "quotas[0].user", "did you mean <default>?"),
         ('quotas: [{user: "User:alice", producer_byte_rate: 1M}]', "quotas[0].user", "did you mean alice?"),
-        (APPLY + '[bob, "*"]}', "quotas.alter_principals[1]", "is the name of one user: name each user"),
-        (APPLY + "[<default>]}", "quotas.alter_principals[0]", "is the name of one user: name each user"),
+        (APPLY + '[bob, "*"]}', "quotas.alter_principals[1]", "is taken literally: name each user"),
+        (APPLY + "[<default>]}", "quotas.alter_principals[0]", "is taken literally: name each user"),
         ("quotas: [{user: a, producer_byte_rate: 10}]", "quotas[0].producer_byte_rate", "did you mean 10k or 10M?"),
     ],
 )

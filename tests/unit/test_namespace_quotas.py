@@ -54,8 +54,8 @@ def test_other_settings_are_the_charts() -> None:
     ("own", "said"),
     [
         ("{client-id: <default>, producer_byte_rate: 3M}", "producer_byte_rate 3000000, the chart"),
-        ("{client-id: etl, producer_byte_rate: 3M}", "client-id etl of a user without an entry would get"),
-        ("{user: alice, producer_byte_rate: 3M}", "a client-id without an entry of user alice"),
+        ("{client-id: etl, producer_byte_rate: 3M}", "for a user without an entry, client-id etl would get"),
+        ("{user: alice, producer_byte_rate: 3M}", "for user alice, a client-id without an entry would get"),
         # a counter that fewer share
         ("{user: alice, client-id: <default>, producer_byte_rate: 2M}", "chart's quotas allow 2000000 for all of them"),
         ("{client-id: <default>, producer_byte_rate: 1M, mode: shadow}", "only measured (mode: shadow)"),

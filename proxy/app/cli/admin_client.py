@@ -97,7 +97,7 @@ def understood(admin_url: str) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         why = visible(f"{type(error).__name__}: {error}")
-        raise OSError(f"{admin_url}: unexpected answer ({why}); is it the same kquota version?") from error
+        raise OSError(f"{admin_url}: unexpected answer ({why}); does it run the same kquota version?") from error
 
 
 @contextmanager

@@ -261,7 +261,7 @@ def _names(config: Config, source: Source) -> Iterator[Problem]:
     """Names that mean something else to whoever wrote them."""
     for number, user in enumerate(config.quota_settings.alter_principals):
         if user.endswith("*") or user.strip("<>").lower() == "default":
-            expected = "is the name of one user: name each user who may alter quotas"
+            expected = "is taken literally: name each user who may alter quotas"
             yield source.problem(("quotas", "alter_principals", number), expected, user)
     for index, entry in enumerate(config.quotas):
         for key, name in (("user", entry.user), ("client-id", entry.client_id)):

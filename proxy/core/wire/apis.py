@@ -93,8 +93,9 @@ def is_known(api_key: int, api_version: int) -> bool:
 def check_known(api_key: int, version: int) -> None:
     """Raise WireError ("unsupported_version") unless the table has this API in this version."""
     if not is_known(api_key, version):
-        text = f"kquota does not know {api_name(api_key)} version {version}"
-        raise WireError("unsupported_version", text)
+        known = version_range(api_key)
+        versions = "" if known is None else f" (it knows {known[0]} to {known[1]})"
+        raise WireError("unsupported_version", f"kquota does not know {api_name(api_key)} version {version}{versions}")
 
 
 def is_flexible(api_key: int, api_version: int) -> bool:

@@ -59,7 +59,7 @@ _BEFORE_OBJECT: Final = b"\xef\xbb\xbf\xfe\xff\0 \t\r\n"
 """Byte order marks, blanks, and the zeros of UTF-16 and UTF-32, all of which Jackson accepts."""
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 UNREADABLE: Final = "its message cannot be read"
-PLAIN_FAULT: Final = "its message is not RFC 4616 with a UTF-8 name"
+PLAIN_FAULT: Final = "its message does not follow RFC 4616, or its name is not UTF-8"
 _BEARER: Final = re.compile(rb"bearer ++([-_~+/.A-Za-z0-9]++=*+)", re.IGNORECASE)
 
 

@@ -126,4 +126,4 @@ class StreamWalk:
     def _count(self) -> None:
         self._elements += 1
         if self._elements > MAX_ELEMENTS:
-            raise WireError(self._fault, f"more than {MAX_ELEMENTS} topics and partitions in one read of 64 KiB")
+            raise WireError(self._fault, f"more than {MAX_ELEMENTS} topics and partitions in one read")

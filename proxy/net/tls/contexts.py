@@ -203,7 +203,7 @@ def _why_not_valid(number: int, valid: tuple[float, float]) -> str | None:
     begin_s, end_s = valid
     if begin_s <= time.time() < end_s:
         return None
-    which = "" if number == 1 else f"certificate {number} in it "
+    which = "" if number == 1 else f"its certificate {number} "
     what, at_s = ("expired at", end_s) if end_s <= time.time() else ("is not valid before", begin_s)
     return f"{which}{what} {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(at_s))}"
 
