@@ -307,7 +307,7 @@ def test_missing_upstream() -> None:
         "Required unless mode is transparent."
     )
     twice = problems_of("quotas: [{user: a, producer_byte_rate: 1}, {user: a, producer_byte_rate: 2}]")
-    assert [problem.place[0] for problem in twice] == ["upstream", "quotas"]
+    assert [problem.place for problem in twice] == ["upstream", "quotas[1]"]
     shared = problems_of("mode: transparent\nfleet: {default_scope: fleet}")
     assert "fleet: expected upstream.bootstrap" in str(shared[0])
 
