@@ -288,7 +288,7 @@ def _warnings_of_mode(config: Config, source: Source) -> Iterator[Problem]:
             if source.has(("listen", name)):
                 yield source.problem(("listen", name), unused, at_key=True)
         if config.listen.host not in (*_LOOPBACK, "localhost", "0.0.0.0", "::"):
-            text = "the kernel redirects connections of this machine to 127.0.0.1 and ::1: leave it out, or set ::"
+            text = "redirected connections arrive at 127.0.0.1 and ::1: leave it out, or set ::"
             yield source.problem(("listen", "host"), text, config.listen.host)
     elif config.transparent != Transparent():
         yield source.problem(("transparent",), unused, at_key=True)

@@ -357,7 +357,7 @@ UNCHECKED = f'upstream: {{bootstrap: ["kafka:9092"], tls: {{verify_hostname: fal
         (QUOTAS + "identity: {sources: [static], static: {file: /etc/kquota/user}}", []),
         ("quotas: [{user: <default>, controller_mutation_rate: 1}]", []),
         ("", ["1:1: quotas: no quotas at all"]),
-        ("mode: transparent\nlisten: {host: 10.0.0.1}\n" + QUOTAS, ['3:16: listen.host: got "10.0.0.1", the kernel']),
+        ("mode: transparent\nlisten: {host: 10.0.0.1}\n" + QUOTAS, ['3:16: listen.host: got "10.0.0.1", redirected']),
         (QUOTAS + NO_LOGIN, ["2:17: quotas[0].user: got", '3:22: identity.sources[0]: got "tls", is not used']),
         (QUOTAS + CLIENT_TLS + "identity: {sources: [static]}", ["2:17: quotas[0].user: got"]),
         (QUOTAS + "identity: {sources: [sasl], static: web}", ['3:37: identity.static: got "web", is not used']),

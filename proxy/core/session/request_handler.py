@@ -559,7 +559,7 @@ class RequestHandler:
     def _unshaped(self, header: RequestHeader, pending: InFlightRequest, now_ms: float) -> Verdict:
         """A fetch of a version that is newer than this sidecar."""
         if header.known:
-            raise WireError("request_malformed", f"a Fetch request of {header.size} bytes has no topics")
+            raise WireError("request_malformed", f"a Fetch request of {header.size} bytes is truncated")
         if self._state.translate is not None:
             raise SessionError(
                 CloseReason.UNSUPPORTED_VERSION,
