@@ -191,7 +191,9 @@ class Slices:
         None: it may have joined on another connection."""
         self._members_until_ms = math.inf
         if session_ms is None:
-            session_ms = UNKNOWN_SESSION_MS if self.most_ms == UNSLICED_MS else SLICES * self.most_ms
+            if self.most_ms != UNSLICED_MS:
+                return
+            session_ms = UNKNOWN_SESSION_MS
         self.most_ms = min(self.most_ms, max(session_ms // SLICES, MIN_SLICE_MS))
 
     def leaves(self, now_ms: float) -> None:
