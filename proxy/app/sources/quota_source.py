@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,7 +31,7 @@ class SourceState:
     """When quotas were read last: wall clock."""
 
 
-class QuotaSource(QuotaAuthority, ABC):
+class QuotaSource(QuotaAuthority):
     """The limits in force, for the data path."""
 
     def __init__(self, config: Config, table: QuotaTable) -> None:
