@@ -91,7 +91,8 @@ class ProxyHeader:
         version, command = divmod(self._head[12], 16)
         family, protocol = divmod(self._head[13], 16)
         if version != 2 or command not in (_LOCAL, _PROXIED) or family > 3 or protocol > 2:
-            raise ProxyHeaderError(f"a PROXY header of unknown version or protocol: {self._head[12:14].hex(' ')}")
+            code = self._head[12:14].hex(" ")
+            raise ProxyHeaderError(f"a PROXY header of unknown version, command or protocol: {code}")
         size = _STREAMS.get(self._head[13], 0) if command == _PROXIED else 0
         if size and self._rest < 2 * size + 4:
             raise ProxyHeaderError(f"a PROXY header whose addresses have {self._rest} bytes, not {2 * size + 4}")
