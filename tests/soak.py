@@ -29,7 +29,7 @@ import yaml
 from tests.support.fault_rig import Rig, between_links, cut, gone_for, reset_within_frames, with_setting
 from tests.support.fault_tools import Held, at_work, create_topic, held_again
 from tests.support.faults import FROM_TARGET, TO_TARGET
-from tests.support.history import assert_clean, in_words
+from tests.support.history import in_words, problems_of
 from tests.support.sidecars import Sidecar
 from tests.support.soak_clients import TOPICS, Churn, churning
 
@@ -191,7 +191,7 @@ def complaints(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def soak(minutes: float, seed: int) -> Soaked:
-    """Run it. Raises AssertionError when acknowledged records are not as they should be."""
+    """Run it."""
     soaked = Soaked(minutes)
     with ExitStack() as stack:
         directory = stack.enter_context(TemporaryDirectory(prefix="kquota-soak-"))
@@ -205,14 +205,13 @@ def soak(minutes: float, seed: int) -> Soaked:
         # The file of usage records is open from the first record on, except between two files.
         soaked.at_rest_before = stage.at_rest._replace(descriptors=stage.at_rest.descriptors + 1)
         with (
-            at_work(stage.direct, BESIDE, direct, transactions=True, clean=False) as beside,
-            at_work(stage.bootstrap, STEADY, direct, transactions=True, clean=False, client_id=STEADY) as steady,
+            at_work(stage.direct, BESIDE, direct, transactions=True) as beside,
+            at_work(stage.bootstrap, STEADY, direct, transactions=True, client_id=STEADY) as steady,
             churning(stage.bootstrap, seed) as churn,
         ):
             _strike_and_watch(stage, soaked, churn, random.Random(seed))
         soaked.done = {STEADY: in_words(steady.history), BESIDE: in_words(beside.history)}
-        print(f"through: {soaked.done[STEADY]}, directly: {soaked.done[BESIDE]}")
-        assert_clean(steady.history)
+        soaked.problems += problems_of(steady.history)
         soaked.visits, soaked.failures = dict(churn.visits), dict(churn.failures)
         soaked.problems += churn.broken
         soaked.at_rest_after = held_again(proxy, soaked.at_rest_before)

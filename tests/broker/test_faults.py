@@ -83,8 +83,8 @@ def test_faults_lose_and_repeat_nothing(rig: Rig, topic: str, fault: str, anomal
     before, carried = charged(rig.proxy), traffic(rig)
     with (
         nothing_left_behind(rig.proxy, rig.at_rest),
-        at_work(rig.direct, beside, brokers, transactions=True, clean=False) as direct,
-        at_work(rig.bootstrap, topic, brokers, transactions=True, clean=False) as through,
+        at_work(rig.direct, beside, brokers, transactions=True) as direct,
+        at_work(rig.bootstrap, topic, brokers, transactions=True) as through,
     ):
         for strike in FAULTS[fault]:
             strike(rig)

@@ -277,12 +277,12 @@ class Work:
 
 @contextmanager
 def at_work(
-    bootstrap: str, topic: str, direct: str, *, transactions: bool = False, clean: bool = True, client_id: str = ""
+    bootstrap: str, topic: str, direct: str, *, transactions: bool = False, client_id: str = ""
 ) -> Iterator[Work]:
     """Clients at work from before the block, when something has been acknowledged and read, to its end; then the log is
     read straight from the brokers, and there may be no anomaly: what was acknowledged stands where the answer said,
-    once, in order; readers saw exactly what is there. With `transactions` the topic has two partitions; without `clean`
-    the caller looks at the history."""
+    once, in order; readers saw exactly what is there. With `transactions` the topic has two partitions, and the caller
+    looks at the history."""
     history: History = []
     partitions = 1 + transactions
     writes, reads = (client_id, client_id) if client_id else ("writes", "reads")
@@ -300,7 +300,7 @@ def at_work(
         until(lambda: work.consuming.last == last, f"the records up to {last}", FINISH_S)
         work.consuming.finish()
     history += log
-    if clean:
+    if not transactions:
         assert_clean(history)
 
 

@@ -140,12 +140,19 @@ def _follow(who: Hashable, events: Sequence[Event], shown: Sequence[int], found:
         last = offset
 
 
-def assert_clean(history: Sequence[Event], but: Collection[str] = ()) -> None:
-    """No anomalies, save of kinds that the clients at work do not exclude; and something was acknowledged and read."""
+def problems_of(history: Sequence[Event], but: Collection[str] = ()) -> list[str]:
+    """Anomalies, save of kinds that the clients at work do not exclude, or that nothing was acknowledged or read."""
     did = {event.what for event in history}
-    assert did >= {"acknowledged", "polled"}, f"nothing was acknowledged or nothing read, this shows nothing: {did}"
+    if not did >= {"acknowledged", "polled"}:
+        return [f"nothing was acknowledged or nothing read, this shows nothing: {did}"]
     wrong = {kind: few for kind, few in check(history).items() if kind not in but}
-    assert not wrong, "; ".join(f"{len(few)} {kind} ({KINDS[kind]}): {few[:5]}" for kind, few in wrong.items())
+    return [f"{len(few)} {kind} ({KINDS[kind]}): {few[:5]}" for kind, few in wrong.items()]
+
+
+def assert_clean(history: Sequence[Event], but: Collection[str] = ()) -> None:
+    """As `problems_of`: there are none."""
+    wrong = problems_of(history, but)
+    assert not wrong, "; ".join(wrong)
 
 
 def in_words(history: Sequence[Event]) -> str:
