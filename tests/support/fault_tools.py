@@ -67,8 +67,8 @@ class Working:
     def _produce(self, producer: Any, partition: int, value: str, transaction: str | None = None) -> None:
         def note(error: Any, message: Any) -> None:
             if error is None:
-                offset = message.offset() if message.offset() >= 0 else None
-                self.history.append(Event("acknowledged", self.name, value, partition, offset))
+                # None: the broker had the batch already (DUPLICATE_SEQUENCE_NUMBER), which does not tell its offset.
+                self.history.append(Event("acknowledged", self.name, value, partition, message.offset()))
                 self.done += transaction is None
             else:
                 what: Any = "failed" if error.name() == "_PURGE_QUEUE" else "unknown"
