@@ -71,7 +71,7 @@ def share_ports(worker: int, workers: int) -> None:
     os.environ[RANGE] = f"{low + worker * width}-{low + (worker + 1) * width - 1}"
 
 
-def room_of(path: Path) -> str | None:
+def folder_of(path: Path) -> str | None:
     first = path.relative_to(HERE).parts[0] if path.is_relative_to(HERE) else ""
     return first if first in FOLDERS else None
 
@@ -83,12 +83,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=begun)
     for item in items:
-        room = room_of(item.path)
-        if room is not None:
-            item.add_marker(room)
-        if room in ("broker", "spark"):
+        folder = folder_of(item.path)
+        if folder is not None:
+            item.add_marker(folder)
+        if folder in ("broker", "spark"):
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
-        if room == "spark" and item.get_closest_marker("timeout") is None:
+        if folder == "spark" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_LIMIT_S))
 
 

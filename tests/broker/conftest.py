@@ -1,4 +1,4 @@
-"""The broker room: tests against real Apache Kafka brokers."""
+"""Tests with real Apache Kafka brokers."""
 
 from tests.support.brokers import java_tool, kafka, kafka3, kafka_391, kafka_of, kafka_secure, topic
 from tests.support.browser import browse

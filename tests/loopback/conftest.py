@@ -1,4 +1,4 @@
-"""The loopback room: the proxy's own loop on real sockets of this machine, with scripted peers; no other process."""
+"""Loopback tests: the proxy's own loop on real sockets of this machine, with scripted peers; no other process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The Spark room: one session for each process that runs tests, and brokers for what streams."""
+"""Spark tests: one session for each process that runs tests, and brokers for what streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real Kafka clusters as fixtures, started when the first test asks, for the rooms that need them."""
+"""Real Kafka clusters as fixtures, started when the first test asks, for the folders that need them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unit room: no processes, no network, no waiting. A test that does any of it fails."""
+"""Unit tests: no processes, no network, no waiting. A test that does any of it fails."""
 
 import socket
 import sys
@@ -23,9 +23,9 @@ running = False
 sleep, trio_sleep = time.sleep, trio.sleep
 
 
-def refuse(what: str, room: str) -> None:
+def refuse(what: str, folder: str) -> None:
     if running:
-        refused.append(f"{what}, which a unit test may not: it belongs into tests/{room}")
+        refused.append(f"{what}, which a unit test may not: it belongs in tests/{folder}")
         raise AssertionError(refused[-1])
 
 

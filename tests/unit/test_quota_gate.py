@@ -1,4 +1,4 @@
-"""A group in debt pays before more of it is forwarded (ADR 0026): closed loops on a simulated clock.
+"""A group in debt pays before its next request passes (ADR 0026): closed loops on a simulated clock.
 
 The loops do what real attackers do: many connections, a new one for each request, large requests, all at once. What is
 forwarded in a time is compared with the limit for that time.
