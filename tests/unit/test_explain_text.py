@@ -268,7 +268,7 @@ def test_explain_shows_waiting_requests(in_debt: Ledger) -> None:
     # 8.4 s less 4 s; 0.2 s may be owed when a request passes; the two that wait cost 2 s each
     assert text.count("2 connections wait; the next passes in 4.2 s; the group owes 4.4 s") == 2
     assert "THROTTLED by produce (next request waits 8.2 s): " in text
-    assert "owes 4.4 s beyond the announced delays; the next requests wait for it" in text
+    assert "owes 4.4 s, which outlasts the latest delay; the next requests wait for it" in text
     assert "delayed 2 requests so far, 5.2 s in all; 1 waited 4.2 s before they were forwarded" in text
     assert "waited 4.2 s before it was forwarded: the group was in debt" in text
 

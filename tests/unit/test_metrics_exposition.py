@@ -79,7 +79,7 @@ async def test_exposition_matches_the_ledger() -> None:
     assert of("kquota_quota_utilisation_ratio", mode="enforce", **group) == 1.1
     assert of("kquota_throttle_remaining_seconds", **group) == 0.5
     assert of("kquota_throttle_owed_seconds", **group) == 1.0
-    assert b"# HELP kquota_throttle_owed_seconds Debt of a group beyond the announced delays; its next" in text
+    assert b"# HELP kquota_throttle_owed_seconds Debt of a group that outlasts its latest delay, else" in text
     assert of("kquota_throttle_capped_total", cause="produce") == 1
     assert of("kquota_throttle_capped_total", cause="fetch") == 0
     assert of("kquota_config_quotas") == 1

@@ -293,7 +293,7 @@ def _now_lines(kind: Kind, one: dict[str, Any], now: dict[str, Any], at: str) ->
         waits.append(_line(now))
     lines.append("; ".join(waits) or "no client waits")
     if now["owed_ms"]:
-        lines.append(f"owes {_span(now['owed_ms'])} beyond the announced delays; the next requests wait for it")
+        lines.append(f"owes {_span(now['owed_ms'])}, which outlasts the latest delay; the next requests wait for it")
     if now["paced"]:
         lines.append(PACED)
     if now["throttled"]:

@@ -109,9 +109,9 @@ class ClientSeries:
         tokens = _gauge("quota_tokens", "Mutation tokens left, negative when overdrawn.", "mode")
         used = _gauge("quota_utilisation_ratio", "Used share of the limit; above 1: over the limit.", "mode")
         left = _gauge("throttle_remaining_seconds", "Time until the group's latest delay ends.")
-        text = "Debt of a group beyond the announced delays; its next requests wait for it."
+        text = "Debt of a group that outlasts its latest delay, else 0; the next requests wait for it."
         owed = _gauge("throttle_owed_seconds", text)
-        text = "Connections whose next request waits because the quota is overdrawn."
+        text = "Connections whose next request waits because the quota is overdrawn, except Fetch and ShareFetch."
         waiting = _gauge("quota_waiting_connections", text)
         limited = [
             (kind, labels, group)
