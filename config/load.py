@@ -261,7 +261,7 @@ def warnings_of(config: Config) -> Iterator[Problem]:
             yield source.problem(("quotas", unreachable[0], "user"), _NO_SUCH_USER.format(user) + more, first)
     for index, broker in enumerate(config.upstream.bootstrap if tls is None else ()):
         if broker.port in TLS_PORTS or broker.host.lower().endswith(TLS_DOMAINS):
-            text = "brokers there usually expect TLS: set upstream.tls ({} trusts the system's authorities)"
+            text = "brokers there usually expect TLS: set upstream.tls; `tls: {}` trusts the system's authorities"
             yield source.problem(("upstream", "bootstrap", index), text, str(broker))
             break
     if tls is not None and not tls.verify_hostname:

@@ -42,8 +42,8 @@ class Limits(Section):
     )
     max_connections: Annotated[int, whole(1, INT_MAX, "connections")] = setting(
         INT_MAX,
-        "Open client connections, as Kafka's max.connections; others are closed at once. At most half of "
-        "the file descriptors.",
+        "Open client connections, as Kafka's max.connections; others are closed at once. At most "
+        "(file descriptors - listeners - 64) / 2.",
     )
     pre_auth_timeout_ms: Annotated[int, duration_ms(100, HOUR_MS, bare_unit="ms")] = setting(
         30_000, "Time until a client's login, or its first request. The broker's time and mutes do not count."

@@ -78,7 +78,7 @@ class StreamWalk:
             elif code == p.TAGS:
                 yield from self._tags()
             else:
-                raise AssertionError(f"step {code} in a walk over a stream")
+                raise AssertionError(f"unknown step {code} in a message's schema")
 
     def _sized(self, code: int, argument: Program, count: int) -> Generator[None, None, None]:
         """What follows a length. Below 0: nothing does, or the broker refuses it."""

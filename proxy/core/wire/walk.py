@@ -161,7 +161,7 @@ class Walker:
             host = self._host_at, self._host_end
             self.addresses.append(Address(self._node_id, self._controllers, self._compact, *host, pos, argument))
             return pos + int(argument)
-        raise AssertionError(f"step {code} in a walk over a message")
+        raise AssertionError(f"unknown step {code} in a message's schema")
 
     def count(self, code: int, pos: int) -> tuple[int, int]:
         """The number of elements (-1: null) of an array of this step, and the position of the first."""
