@@ -117,9 +117,9 @@ class ConnectionEntry:
             raise ValueError("expected a non-empty user for a connection limit")
         rate, cap = self.connection_creation_rate, self.max_connections
         if rate is not None and not 0 <= rate < inf:
-            raise ValueError(f"connection_creation_rate is {rate}, a rate is a finite number of at least 0")
+            raise ValueError(f"connection_creation_rate is {rate}, expected a finite number of at least 0")
         if cap is not None and cap < 0:
-            raise ValueError(f"max_connections is {cap}, a cap is at least 0")
+            raise ValueError(f"max_connections is {cap}, expected at least 0")
 
     @property
     def entity(self) -> tuple[EntityType, str | Default]:

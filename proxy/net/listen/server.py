@@ -190,7 +190,7 @@ class Proxy:
         self._refused.discard(port)
         self._broker_listeners[port] = listener
         self._acceptor.listeners.append(listener)
-        log.info("broker listener", node_id=node_id, port=port)
+        log.info("broker listener opened", node_id=node_id, port=port)
         self._nursery.start_soon(self._acceptor.run, listener, f"broker {node_id}", partial(self.cluster.dial, node_id))
         return True
 
