@@ -1,6 +1,6 @@
 """What kquota costs, compared with no proxy and with other proxies, in one run against one real broker.
 
-`python -m benchmarks` (or `make bench`); docs/performance.md tells how to read the figures. The parts:
+`python -m benchmarks` (or `make bench`); docs/performance.md explains the figures. The parts:
 
     plan.py       how much of everything (full, --quick, tiny for the smoke test)
     variants.py   01-direct, 02-haproxy, ... : how each way to the broker is started and stopped

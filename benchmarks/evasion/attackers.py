@@ -25,7 +25,7 @@ from benchmarks.rig.frames import fetch_frame
 from proxy.core.wire.messages import metadata_request
 
 STEP_TIMEOUT_S = 60.0
-"""How long an attacker that awaits answers does so before it tries anew. Longer than `max_mute`."""
+"""How long an attacker that awaits answers does so before it tries again. Longer than `max_mute`."""
 RELOGIN_EVERY_S = 1.1
 """A broker ignores logins on one connection that come more often."""
 REST_S = 0.05
@@ -70,7 +70,7 @@ class Seen:
     series: list[tuple[float, float]] = field(default_factory=list)
     """(time, amount) whenever it grew."""
     throttled_ms: int = 0
-    """The longest throttle time that was told (fetch)."""
+    """The longest announced throttle time (fetch)."""
     errors: Counter[str] = field(default_factory=Counter)
 
     def add(self, amount: float) -> None:

@@ -1,6 +1,6 @@
 """A login by Kerberos (RFC 4752) without a library of Python's: MIT's own libgssapi_krb5, called by ctypes.
 
-Whose login it is, and where the Kerberos server is, is told by MIT's environment variables (`environment`): the first
+MIT's environment variables name the login and the Kerberos server (`environment`): the first
 principal of the keytab is the client.
 """
 

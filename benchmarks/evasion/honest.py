@@ -152,7 +152,7 @@ def run(
 
 
 def finish(child: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a client tells at its end."""
+    """What a client reports at its end."""
     try:
         out, _ = child.communicate(timeout=END_LIMIT_S)
         answer: dict[str, Any] = json.loads(out)
@@ -183,7 +183,7 @@ def read_numbers(bootstrap: Sequence[str], topic: str) -> list[tuple[int, int, i
 
 
 def history_of(sent: int, acknowledged: Iterable[int], read: Iterable[tuple[int, int, int]]) -> History:
-    """Of one producer, which tells no offsets, and one reader."""
+    """Of one producer, which reports no offsets, and one reader."""
     return [
         *(Event("sent", "producer", number) for number in range(sent)),
         *(Event("acknowledged", "producer", number) for number in acknowledged),

@@ -148,7 +148,7 @@ def confluent(work: Work, result: Result) -> None:
 
 
 def java(work: Work, result: Result) -> None:
-    """Kafka's Java producer, in its ConsoleProducer: records are lines. It tells of failures only, so all others count
+    """Kafka's Java producer, in its ConsoleProducer: records are lines. It reports only failures, so all others count
     as acknowledged. Its own settings are those of the producer, save for the size of its memory; the tool's own limit
     of 1.5 s for a request is not the producer's."""
     import subprocess

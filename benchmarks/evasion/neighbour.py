@@ -1,7 +1,7 @@
 """An honest client of another group: small requests at a steady rate, by way of the sidecar and straight to the broker.
 
 In a process of its own, `python -m benchmarks.evasion.neighbour`: work on stdin as JSON, latencies on stdout. The two
-ways take turns, so that what the machine and the broker do to both can be told from what the sidecar does.
+ways take turns, so that what the machine and the broker do to both can be separated from what the sidecar does.
 """
 
 from __future__ import annotations

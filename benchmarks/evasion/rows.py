@@ -91,8 +91,8 @@ class Row:
 
     @property
     def at_a_broker(self) -> bool:
-        """Also tried against the broker's own quotas. 200 connections that come anew for each request are not: a broker
-        lets all of them pass, and its open files end within the time."""
+        """Also tried against the broker's own quotas. 200 connections that are opened again for each request
+        are not: a broker lets all of them pass, and its open files end within the time."""
         return self.connections < 200 or self.mode == "persistent"
 
     @property

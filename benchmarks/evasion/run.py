@@ -59,7 +59,7 @@ class Batch:
     outcomes: list[Outcome] = field(default_factory=list)
     names: tuple[str, ...] = ()
     unclean: str = ""
-    """How a sidecar ended that did not end well when it was told to."""
+    """How a sidecar failed to end when it was asked to."""
 
 
 class Watch(threading.Thread):
@@ -104,7 +104,7 @@ class Watch(threading.Thread):
 
 
 class Meter(threading.Thread):
-    """Notes what the sidecars say was charged, of the rows for which the broker tells nothing by itself."""
+    """Notes what the sidecars say was charged, of the rows for which the broker reports nothing."""
 
     def __init__(self, running: dict[str, Sidecar], rows: Sequence[Row], prefix: str) -> None:
         super().__init__(daemon=True)
@@ -143,7 +143,7 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
 
 @contextmanager
 def child(module: str, work: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    """A program of this package, told what to do; killed at the end of the block."""
+    """A program of this package with its work; killed at the end of the block."""
     command = [*NICE.get(module, ()), sys.executable, "-m", f"benchmarks.evasion.{module}"]
     with start(command, work) as process:
         try:
@@ -198,7 +198,7 @@ def work_of(
     tokens: dict[str, tuple[str, str]],
     running: dict[str, Sidecar] | None,
 ) -> dict[str, Any]:
-    """What the attackers are told (`attackers.Work`)."""
+    """The work of the attackers (`attackers.Work`)."""
     hosts = {"ipv6": "::1"}
     return {
         "doors": {

@@ -24,7 +24,7 @@ from benchmarks.rig.rawclient import Address, greet
 FETCHED_BATCHES = 16
 MAX_FETCHED_BYTES = 4_000_000
 EMPTY_BYTES = 200
-"""Fetch answers up to this size hold no records: what a throttled consumer is told. Quotas do not count them."""
+"""Fetch answers up to this size hold no records: the response to a throttled consumer. Quotas do not count them."""
 TICK_S = 0.1
 """The cumulative bytes of each group are noted so often."""
 CONNECT_LIMIT_S = 60.0

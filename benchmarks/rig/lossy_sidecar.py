@@ -1,4 +1,4 @@
-"""`kquota run` for a fleet that hears badly: records of the topic are lost or late, or the instance is cut off from it.
+"""`kquota run` for a fleet with a bad network: it loses or delays records of the topic, or is cut off from it.
 
     python -m benchmarks.rig.lossy_sidecar FILE COMMAND… run --config …
 

@@ -1,4 +1,4 @@
-"""TLS for what is compared: certificates of a run, which sides speak it, and how each proxy and client is told.
+"""TLS for what is compared: certificates of a run, which sides speak it, and how each proxy and client is configured.
 
 All programs speak TLS 1.3 with one cipher suite, so that the same bytes cost the same cryptography. Proxies check the
 broker's certificate and its name, as they should in production. Keys are of the curve P-256.
@@ -14,8 +14,8 @@ from typing import Final
 from tests.support.certificates import Authority
 
 CIPHER_SUITE: Final = "TLS_AES_256_GCM_SHA384"
-"""What OpenSSL prefers. The broker, HAProxy and Kafka's tools know no other one here; the others are not told, and what
-they have chosen is looked at (`benchmarks.rig.rawclient.handshake`)."""
+"""OpenSSL's preference. The broker, HAProxy and Kafka's tools are set to it; the others keep their own, and
+`benchmarks.rig.rawclient.handshake` checks what they chose."""
 HOST: Final = "localhost"
 """The broker's name."""
 ADDRESS: Final = "127.0.0.1"

@@ -68,7 +68,7 @@ class Variant:
     ready_url: Callable[[Ports], str] | None = None
     """Answers 200 once the proxy is ready; otherwise an open port is enough."""
     speaks_tls: bool = False
-    """Can be told to speak TLS to the broker, from the client, or both."""
+    """Can speak TLS to the broker, from the client, or both."""
     start_limit_s: float = START_LIMIT_S
     redirected: bool = False
     """Clients connect to the broker's own listener, and the kernel leads them to the proxy: the run needs a network

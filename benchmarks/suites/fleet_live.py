@@ -36,7 +36,7 @@ VALUE: Final = b"x" * 5000
 
 
 class Fleet:
-    """Sidecars that hear badly when they are told to, and clients of each."""
+    """Sidecars that lose records on request, and clients of each."""
 
     def __init__(self, count: int, bootstrap: Sequence[str], stack: ExitStack) -> None:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kquota-fleet-")))

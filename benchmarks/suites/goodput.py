@@ -108,7 +108,7 @@ class Seen:
     """[seconds after the start, producer, number] of each record."""
     given_up: int = 0
     errors: dict[str, int] = field(default_factory=dict)
-    """Why, as far as the library tells."""
+    """The reason that the library gives, if any."""
     timeouts: int = 0
     """Lines that a client logs about its requests' timeouts."""
     log_lines: int = 0

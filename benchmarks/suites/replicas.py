@@ -4,7 +4,7 @@ All clients begin on the first replica. In the middle of a run it is `rolled` (S
 (SIGKILL, not started again) or `scaled away` (SIGTERM, likewise). Producers offer numbered records at a steady pace,
 members of groups read such records; all settings are the libraries' own, but that kafka-go's producer waits for
 acknowledgements. What is measured is the longest time in which no record came, for producers at the broker; anomalies
-of their histories; and errors that the application was told, for Java and kafkajs in the log. What passes between two
+of their histories; and errors that the application got, for Java and kafkajs in the log. What passes between two
 records in the seconds before (kafka-go sends once a second) is taken off. `python -m benchmarks.suites.replicas`.
 """
 

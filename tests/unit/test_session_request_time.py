@@ -1,4 +1,4 @@
-"""The request quota: the estimate of a broker's busy time on paper, then transcripts of what is charged and told."""
+"""The request quota: the estimate of a broker's busy time on paper, then transcripts of charges and throttle times."""
 
 import struct
 

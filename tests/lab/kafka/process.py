@@ -41,7 +41,7 @@ class GuardedProcess(subprocess.Popen[str]):
 
 @cache
 def _guardian() -> socket.socket:
-    """The one of this process, by the socket that it is told of children on."""
+    """The one of this process, by the socket that reports its children."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         guardian = subprocess.Popen(
