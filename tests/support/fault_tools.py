@@ -126,9 +126,15 @@ class Transacting(Working):
             # A fatal error ends a producer; the next one fences it. Once more at the end: to begin with takes until all
             # that belongs to the transaction before has been written.
             producer = Producer(self._settings)
+            refused = len(self.refused)
             try:
                 self._patiently(producer.init_transactions)
                 while not self._stop.is_set():
+                    if len(self.refused) > refused:
+                        # After an abort librdkafka 2.16 reuses the sequence numbers of purged records. If the broker wrote
+                        # those, it acknowledges the next records as repeats of them, and drops them.
+                        refused, producer = len(self.refused), Producer(self._settings)
+                        self._patiently(producer.init_transactions)
                     number += 1
                     self._transaction(producer, number)
                     producer.poll(0.05)
