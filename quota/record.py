@@ -122,9 +122,9 @@ def _fields_of(kind: str, unit: str) -> Iterator[Field]:
     yield Field(f"{kind}_limit_mode", "string", True, "", "enforce or shadow (measured, never applied)")
     yield Field(f"{kind}_limit_level", "string", True, "", "level of its entry, such as `user+client-id`")
     yield Field(
-        f"{kind}_group_user", "string", True, "", "user of the group that shares the limit; null: any, or no limit"
+        f"{kind}_group_user", "string", True, "", "user of the group that shares the limit; null: any, or no counter"
     )
-    yield Field(f"{kind}_group_client_id", "string", True, "", "client-id of that group; null: any, or no limit")
+    yield Field(f"{kind}_group_client_id", "string", True, "", "client-id of that group; null: any, or no counter")
     peak = "highest utilisation of the limit by the group, sampled once a second"
     yield Field(f"{kind}_group_utilisation_peak", "double", True, "1", peak)
     shadow = "requests that the shadow limit would have delayed"
