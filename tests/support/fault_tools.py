@@ -131,8 +131,8 @@ class Transacting(Working):
                 self._patiently(producer.init_transactions)
                 while not self._stop.is_set():
                     if len(self.refused) > refused:
-                        # After an abort librdkafka 2.16 reuses the sequence numbers of purged records. If the broker wrote
-                        # those, it acknowledges the next records as repeats of them, and drops them.
+                        # After an abort librdkafka 2.16 reuses the sequence numbers of purged records. If the broker
+                        # wrote those, it acknowledges the next records as repeats of them, and drops them.
                         refused, producer = len(self.refused), Producer(self._settings)
                         self._patiently(producer.init_transactions)
                     number += 1
