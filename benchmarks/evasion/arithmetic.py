@@ -16,6 +16,9 @@ begin and end in between. Requests that were let through in the first window and
 give nothing afterwards: then `begin` is when they have been paid. Where fewer than half of the seconds after the first
 window lie between two steps, all that came after the first window is counted over all of the time after it.
 
+A token bucket (KIP-599) keeps tokens that are unspent after the first window, a window's worth at most. With `saves`
+these do not count: they may be spent at any time.
+
 `burst` is by how many windows' worth the amount was ahead of the limit at most. A request of more than a window's
 worth is ahead by itself; a second one at the same time shows that it was not held back for the first one's debt.
 """
@@ -70,7 +73,7 @@ def compute_most(staircase: Staircase, limit: float, from_s: float, span_s: floa
 
 
 def compute_achieved(
-    staircase: Staircase, limit: float, window_s: float, until_s: float, at_once: float = 0.0
+    staircase: Staircase, limit: float, window_s: float, until_s: float, at_once: float = 0.0, *, saves: bool = False
 ) -> Achieved:
     """`until_s`: when the run was over; times are of one clock. `at_once`: what is let through at the same moment."""
     rises = steps(staircase)
@@ -92,6 +95,9 @@ def compute_achieved(
     if last > 0 and later[last][0] - later[0][0] >= MIN_SHARE * (until_s - begin):
         begin, end = later[0][0], later[last][0]
         counted -= ended
+    if saves:
+        left = 2.0 * limit * window_s - (total - sum(amount for _, amount in later))
+        counted = max(counted - max(min(left, limit * window_s), 0.0), 0.0)
     seconds = max(end - begin, 1e-9)
     whole = max(until_s - start, 1e-9)
     return Achieved(

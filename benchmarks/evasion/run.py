@@ -265,8 +265,9 @@ def _attack(
             stairs = seen[row.name]["series"] if row.answered else watch.topics[row.name]
         else:
             stairs = meter.seen.get(row.name, ())
-        at_once = row.connections * row.size if row.attack == "mutations" else 0
-        figures = compute_achieved(stairs, row.limit, float(window_num), until, at_once)
+        saves = row.attack == "mutations"
+        at_once = row.connections * row.size if saves else 0
+        figures = compute_achieved(stairs, row.limit, float(window_num), until, at_once, saves=saves)
         series = seen[row.name].pop("series")
         stretches = _stretches(row, stairs, series, float(window_num), seen[row.name]["frame_bytes"])
         batch.outcomes.append(Outcome(row, figures, result.get(row.name), seen[row.name], stretches))

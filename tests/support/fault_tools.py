@@ -67,7 +67,7 @@ class Working:
     def _produce(self, producer: Any, partition: int, value: str, transaction: str | None = None) -> None:
         def note(error: Any, message: Any) -> None:
             if error is None:
-                # None: the broker had the batch already (DUPLICATE_SEQUENCE_NUMBER), which does not tell its offset.
+                # None: the broker has the batch already (DUPLICATE_SEQUENCE_NUMBER), its answer has no offset.
                 self.history.append(Event("acknowledged", self.name, value, partition, message.offset()))
                 self.done += transaction is None
             else:
