@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from config.model import Config
 from proxy.core.session.sizes import SizeLimits
-from proxy.net.settings import ProxySettings, StallLimits, TransparentSettings
+from proxy.net.settings import Advertised, ConnectionBounds, ProxySettings, StallLimits, TransparentSettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 
@@ -34,12 +34,12 @@ def proxy_settings(config: Config, **loaded: Any) -> ProxySettings:
     return settings_of(
         ProxySettings,
         *sections,
-        advertised_host=config.listen.advertised.host,
-        advertised_first_port=config.listen.advertised.first_broker_port,
+        advertised=settings_of(Advertised, config.listen, config.listen.advertised),
         bootstrap=tuple(config.upstream.bootstrap),
         proxy_protocol_from=tuple(config.listen.proxy_protocol_from),
         sizes=settings_of(SizeLimits, config.limits),
         stalls=settings_of(StallLimits, config.limits),
+        bounds=settings_of(ConnectionBounds, config, config.limits),
         transparent=transparent,
         **loaded,
     )

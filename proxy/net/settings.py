@@ -39,6 +39,37 @@ class StallLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Advertised:
+    """Addresses of brokers that clients see."""
+
+    host: str | None = None
+    """None: the address the client itself connected to."""
+    first_broker_port: int | None = None
+    """Port for the first of `broker_ports`; None: the same."""
+    broker_port_map: Mapping[int, int] = field(default_factory=dict)
+    """Ports of single brokers, by id."""
+    broker_port_grace_s: float = 600.0
+    """How long a port leads to a broker that is no longer advertised with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """How many client connections there may be, and how long."""
+
+    max_in_flight: int = 1024
+    """Unanswered requests of one connection; above it the client is not read (backpressure)."""
+    max_connections: int = 2**31 - 1
+    """Kafka's max.connections; never more than file descriptors allow."""
+    max_held_connections: int = 1000
+    """Refused connections that are held until their delay is over; further ones are closed at once."""
+    drain_timeout_s: float = 30.0
+    connections_max_idle_s: float = 600.0
+    connections_max_age_s: float = 0.0
+    """Connections end at 80 to 100 % of this age, between two requests, or `drain_timeout_s` later as drained ones.
+    0: at no age."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProxySettings:
     """Settings of one sidecar. Changing them takes a restart; quotas live in the ledger and do not."""
 
@@ -49,14 +80,7 @@ class ProxySettings:
     """Local ports for brokers (`proxy.net.listen.addresses.own_ports`)."""
     bootstrap: tuple[tuple[str, int], ...]
     """(host, port) of real brokers, tried in turn. May be empty when `transparent`."""
-    broker_port_map: Mapping[int, int] = field(default_factory=dict)
-    """Ports of single brokers, by id."""
-    broker_port_grace_s: float = 600.0
-    """How long a port leads to a broker that is no longer advertised with it."""
-    advertised_host: str | None = None
-    """Host that is advertised to clients; None: the address the client itself connected to."""
-    advertised_first_port: int | None = None
-    """Port that is advertised for the first of `broker_ports`; None: the same."""
+    advertised: Advertised = field(default_factory=Advertised)
     proxy_protocol_from: tuple[str, ...] = ()
     """CIDRs of the balancers: connections from there begin with a PROXY header."""
     identity: IdentityPolicy = field(default_factory=IdentityPolicy)
@@ -74,17 +98,7 @@ class ProxySettings:
     connect_timeout_s: float = 10.0
     sizes: SizeLimits = DEFAULT_SIZES
     stalls: StallLimits = field(default_factory=StallLimits)
-    max_in_flight: int = 1024
-    """Unanswered requests of one connection; above it the client is not read (backpressure)."""
-    max_connections: int = 2**31 - 1
-    """Kafka's max.connections; never more than file descriptors allow."""
-    max_held_connections: int = 1000
-    """Refused connections that are held until their delay is over; further ones are closed at once."""
-    drain_timeout_s: float = 30.0
-    connections_max_idle_s: float = 600.0
-    connections_max_age_s: float = 0.0
-    """Connections end at 80 to 100 % of this age, between two requests, or `drain_timeout_s` later as drained ones.
-    0: at no age."""
+    bounds: ConnectionBounds = field(default_factory=ConnectionBounds)
     buffer_bytes: int = 65_536
     """Size of the one receive buffer that all connections share (nothing is kept in it between wake-ups)."""
     splice_min_bytes: int = 32_768

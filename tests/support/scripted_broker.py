@@ -6,7 +6,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import trio
@@ -15,7 +15,7 @@ from proxy.core.interceptors.intercept import NO_INTERCEPTORS, Interceptors
 from proxy.core.wire.throttle import REBOOTSTRAP_REQUIRED, UNSUPPORTED_VERSION
 from proxy.net.io.loop import EventLoop
 from proxy.net.listen.server import Proxy
-from proxy.net.settings import ProxySettings
+from proxy.net.settings import ConnectionBounds, ProxySettings
 from quota.entity import DEFAULT
 from quota.ledger import Ledger
 from quota.table import Entry, QuotaTable
@@ -158,6 +158,8 @@ def proxy_before(
 ) -> Proxy:
     """A proxy on free ports, not served yet; without a ledger, one that limits nothing."""
     port, first = free_ports(2)
+    bounds = {one.name: more.pop(one.name) for one in fields(ConnectionBounds) if one.name in more}
+    more |= {"bounds": ConnectionBounds(**bounds)}
     settings = ProxySettings(listen_host, port, range(first, first + 4), bootstrap, **more)
     return Proxy(settings, ledger or Ledger(QuotaTable()), interceptors=interceptors, loop=loop)
 

@@ -19,7 +19,7 @@ from proxy.app.cli.check import summary_text
 from proxy.app.sources.security import load_security
 from proxy.net.listen.server import Proxy
 from proxy.net.listen.transparent import Destination, read_sockaddr
-from proxy.net.settings import ProxySettings, TransparentSettings
+from proxy.net.settings import ConnectionBounds, ProxySettings, TransparentSettings
 from quota.ledger import Ledger
 from quota.table import QuotaTable
 from tests.support.namespaces import Namespace, machine_with
@@ -59,7 +59,9 @@ async def intercepting(
     """On that machine, a proxy in transparent mode, and a broker that listens on both brokers' addresses."""
     broker = ScriptedBroker(answer)
     transparent = TransparentSettings(**({"mark": MARK} | more))
-    settings = ProxySettings(host, LISTEN, range(1, 2), bootstrap, drain_timeout_s=2.0, transparent=transparent)
+    settings = ProxySettings(
+        host, LISTEN, range(1, 2), bootstrap, bounds=ConnectionBounds(drain_timeout_s=2.0), transparent=transparent
+    )
     proxy = Proxy(settings, Ledger(QuotaTable()))
     with machine.inside():
         async with limited(30.0) as nursery:

@@ -323,9 +323,9 @@ def test_data_path_settings_have_names_and_defaults() -> None:
     for name in set(Limits.model_fields) - {"max_clients"}:  # which is the ledger's
         assert settings(f"limits: {{{name}: {changed.get(name, 2000)}}}") != least, name
     assert settings("limits: {stall_timeout_ms: 5500}").stalls.stall_timeout_s == 5.5
-    assert settings("drain_timeout_s: 500ms").drain_timeout_s == 0.5
-    assert settings("connections_max_idle_ms: 1m").connections_max_idle_s == 60
-    assert settings("connections_max_age_ms: 10m").connections_max_age_s == 600
+    assert settings("drain_timeout_s: 500ms").bounds.drain_timeout_s == 0.5
+    assert settings("connections_max_idle_ms: 1m").bounds.connections_max_idle_s == 60
+    assert settings("connections_max_age_ms: 10m").bounds.connections_max_age_s == 600
 
 
 def test_partition_mutations_have_windows_of_their_own() -> None:

@@ -54,7 +54,7 @@ class Acceptor:
                     self.connections.start(client, address, name, dial)
 
     def _allowed(self) -> int:
-        return most_connections(self.connections.settings.max_connections, len(self.listeners))
+        return most_connections(self.connections.settings.bounds.max_connections, len(self.listeners))
 
     def close_listener(self, listener: socket.socket) -> None:
         """Refuse further clients of one listener, those in its backlog included."""
@@ -66,7 +66,7 @@ class Acceptor:
     def full(self) -> str | None:
         """Why the process's limit of open files allows no further connection; None when it does."""
         allowed = self._allowed()
-        if self.connections.count() < allowed or allowed == self.connections.settings.max_connections:
+        if self.connections.count() < allowed or allowed == self.connections.settings.bounds.max_connections:
             return None
         return f"no file descriptors for another connection: {self._descriptors_used()}"
 

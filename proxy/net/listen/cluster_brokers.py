@@ -52,8 +52,9 @@ class ClusterBrokers:
     ) -> None:
         self._settings = settings
         self._dialer = dialer
+        ports = settings.advertised
         self.book = AddressBook(
-            settings.broker_ports, settings.broker_port_map, settings.broker_port_grace_s, bind_broker, close_broker
+            settings.broker_ports, ports.broker_port_map, ports.broker_port_grace_s, bind_broker, close_broker
         )
         self._logged: tuple[bool, list[int]] = False, []
         """What was warned of last: that few ports are left, and which brokers have none."""
@@ -97,11 +98,11 @@ class ClusterBrokers:
         settings = self._settings
         if self._transparent:
             return None
-        advertised = settings.advertised_host or (
+        advertised = settings.advertised.host or (
             local_address(client).host if settings.host in WILDCARDS else settings.host
         )
         first = settings.broker_ports.start
-        mapped = (settings.advertised_first_port or first) - first
+        mapped = (settings.advertised.first_broker_port or first) - first
 
         def translate(nodes: Sequence[NodeAddress], complete: bool) -> list[tuple[str, int] | None]:
             self._learn(nodes, complete=complete)

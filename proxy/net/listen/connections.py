@@ -145,7 +145,7 @@ class Connections:
         self._draining = True
         for connection in list(self.open):
             connection.drain()
-        with trio.move_on_after(self.settings.drain_timeout_s):
+        with trio.move_on_after(self.settings.bounds.drain_timeout_s):
             await self._none_left()
         for connection in list(self.open):
             connection.abort(CloseReason.DRAIN_TIMEOUT)
@@ -202,7 +202,7 @@ class Connections:
             translate=self.brokers.translator(client),
             effects=self.shared.effects,
             sizes=settings.sizes,
-            max_in_flight=settings.max_in_flight,
+            max_in_flight=settings.bounds.max_in_flight,
             interceptors=self.interceptors,
             reserved=self.reserved,
             login_expected=self.brokers.login_expected,
@@ -216,8 +216,8 @@ class Connections:
         identify = partial(self.identification.user_of, ticket, tls_user)
         arguments = (client, peer, name, dial, session, self.shared, identify, source)
         connection = Connection(*arguments) if plain is None else TransparentConnection(self.ledger, plain, *arguments)
-        if settings.connections_max_age_s:
-            age_s = settings.connections_max_age_s * (1.0 - MAX_AGE_JITTER * random())
+        if settings.bounds.connections_max_age_s:
+            age_s = settings.bounds.connections_max_age_s * (1.0 - MAX_AGE_JITTER * random())
             connection.expires_s = trio.current_time() + age_s
         return connection
 

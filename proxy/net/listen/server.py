@@ -72,7 +72,7 @@ class Proxy:
         dialer = Dialer(
             settings.connect_timeout_s, settings.upstream_tls, counters, handshakes, lambda: self._acceptor.listeners
         )
-        self._admission = ConnectionAdmission(ledger.connections, counters, settings.max_held_connections)
+        self._admission = ConnectionAdmission(ledger.connections, counters, settings.bounds.max_held_connections)
         self.cluster = ClusterBrokers(settings, dialer, self._bind_broker, self._close_broker)
         self._connections = connections = Connections(
             settings,

@@ -38,11 +38,9 @@ class Sweeper:
 
     async def run(self) -> None:
         """Sweep periodically, until cancelled."""
-        settings, limits = self.settings, self.settings.stalls
+        bounds, limits = self.settings.bounds, self.settings.stalls
         shortest_s = min(limits.pre_auth_timeout_s, limits.stall_timeout_s) / LOOKS_PER_TIMEOUT
-        longest_s = min(
-            settings.connections_max_idle_s, settings.drain_timeout_s, settings.connections_max_age_s or inf
-        )
+        longest_s = min(bounds.connections_max_idle_s, bounds.drain_timeout_s, bounds.connections_max_age_s or inf)
         shortest_s = min(shortest_s, longest_s / IDLE_CHECKS_PER_LIMIT)
         pause_s = min(max(shortest_s, SHORTEST_CHECK_S), LONGEST_CHECK_S)
         before_s = trio.current_time()
@@ -71,7 +69,7 @@ class Sweeper:
                     str(reason), peer=connection.peer, broker=connection.broker_name, waited_s=waited_s
                 )
             elif now_s >= connection.expires_s:
-                connection.retire(now_s >= connection.expires_s + self.settings.drain_timeout_s)
+                connection.retire(now_s >= connection.expires_s + self.settings.bounds.drain_timeout_s)
             if number % PORTION == 0:
                 await give_way()
 
@@ -79,11 +77,11 @@ class Sweeper:
         """Idle connections, and abandoned ones whose broker still owes answers but is silent. Requests in flight may
         then take `drain_timeout_s`, as at shutdown."""
         still_s = now_s - connection.last_activity_s
-        if still_s > self.settings.connections_max_idle_s:
+        if still_s > self.settings.bounds.connections_max_idle_s:
             return CloseReason.IDLE
         # What a muted client has sent is read when the mute ends, or soon after.
         unmuted_s = now_s - connection.session.mute_until_ms / 1000.0
-        if min(still_s, unmuted_s) <= self.settings.drain_timeout_s:
+        if min(still_s, unmuted_s) <= self.settings.bounds.drain_timeout_s:
             return None
         client = tcp_info(connection.sockets[0])
         if client.was_reset:
