@@ -88,6 +88,7 @@ def compute_achieved(
     later = [(at, amount) for at, amount in rises if at >= start + window_s]
     begin, end = start + window_s, until_s
     counted = sum(amount for _, amount in later)
+    spent = total - counted
     last, ended = len(later) - 1, sum(amount for _, amount in later[-1:])
     while last > 0 and ended < at_once:
         last -= 1
@@ -96,8 +97,8 @@ def compute_achieved(
         begin, end = later[0][0], later[last][0]
         counted -= ended
     if saves:
-        left = 2.0 * limit * window_s - (total - sum(amount for _, amount in later))
-        counted = max(counted - max(min(left, limit * window_s), 0.0), 0.0)
+        saved = min(max(2.0 * limit * window_s - spent, 0.0), limit * window_s)
+        counted = max(counted - saved, 0.0)
     seconds = max(end - begin, 1e-9)
     whole = max(until_s - start, 1e-9)
     return Achieved(
